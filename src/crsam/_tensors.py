@@ -1,0 +1,86 @@
+"""Algebra on lists of tensors: the one place that calls ``torch._foreach_*``.
+
+A list stands for one long vector (all parameters, or all their gradients). Functions whose name
+ends in ``_`` work in place on their first argument and return it. Nothing here waits for the
+device: every number that depends on the data stays a 0-d tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tensors = list[Tensor]
+Scale = float | Tensor | list[Any]
+"""A factor for a list of tensors: one for all, or one for each (all numbers or all 0-d tensors)."""
+
+
+def wide_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
+    """The dtype in which sums over `tensors` are kept: never narrower than float32."""
+    return reduce(torch.promote_types, {t.dtype for t in tensors}, torch.float32)
+
+
+def clone(tensors: Sequence[Tensor]) -> Tensors:
+    return copy_([torch.empty_like(t) for t in tensors], tensors)
+
+
+def copy_(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Tensors:
+    out = list(tensors)
+    if out:  # torch refuses empty lists
+        torch._foreach_copy_(out, list(others))
+    return out
+
+
+def scale_(tensors: Tensors, by: Scale) -> Tensors:
+    torch._foreach_mul_(tensors, by)
+    return tensors
+
+
+def add_(tensors: Tensors, others: Sequence[Tensor], times: float = 1.0) -> Tensors:
+    torch._foreach_add_(tensors, list(others), alpha=times)
+    return tensors
+
+
+def multiply_(tensors: Tensors, others: Sequence[Tensor]) -> Tensors:
+    """Element by element."""
+    torch._foreach_mul_(tensors, list(others))
+    return tensors
+
+
+def mix_(a: Tensors, b: Tensors, weight: Scale) -> Tensors:
+    """``(1 − weight)·a + weight·b``, as ``a + weight·(b − a)``; `b` is used up."""
+    return add_(a, scale_(add_(b, a, -1.0), weight))
+
+
+def norms(tensors: Sequence[Tensor]) -> Tensor:
+    """The L2 norm of each tensor, as one vector."""
+    wide = wide_dtype(tensors)
+    return torch.stack(list(torch._foreach_norm(list(tensors), 2, dtype=wide)))
+
+
+def norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The L2 norm of the whole."""
+    return torch.linalg.vector_norm(norms(tensors))
+
+
+def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    wide = wide_dtype(a)
+    return torch.stack([(x * y).sum(dtype=wide) for x, y in zip(a, b, strict=True)]).sum()
+
+
+def safe_reciprocal(x: Tensor) -> Tensor:
+    """``1/x``, and 0 where ``x = 0``: no direction is no move, rather than NaN."""
+    return torch.where(x == 0, 0.0, 1.0 / x)
+
+
+def top_mask(scores: Sequence[Tensor], count: int) -> Tensors:
+    """Boolean masks of the `count` largest entries over all of `scores` together."""
+    flat = torch.cat([s.reshape(-1) for s in scores])
+    mask = torch.zeros_like(flat, dtype=torch.bool)
+    mask[flat.topk(count, sorted=False).indices] = True
+    sizes = [s.numel() for s in scores]
+    return [m.view(s.shape) for m, s in zip(torch.split(mask, sizes), scores, strict=True)]

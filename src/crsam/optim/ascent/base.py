@@ -1,0 +1,20 @@
+"""The first of a method's three choices: where to probe."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from crsam.optim.part import Registered
+from crsam.optim.probe import Evaluation, Offset, Probe
+from crsam.optim.step import Step
+
+
+class Ascent(Registered):
+    """A rule for the offset ``e`` at which the objective looks."""
+
+    @abstractmethod
+    def __call__(self, step: Step, center: Evaluation, probe: Probe) -> Offset:
+        """The offset from ``w``, given loss and gradient there.
+
+        It must leave ``center.grads`` as they are (and may return them as the direction).
+        """

@@ -1,0 +1,296 @@
+"""The names people know: each a choice of ascent, objective and schedule."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Literal, TypedDict, Unpack
+
+from torch import nn
+from torch.optim import Optimizer
+
+from crsam.optim.ascent import (
+    Adaptive,
+    DynamicMask,
+    FisherMask,
+    Friendly,
+    Gradient,
+    Random,
+    RandomTensors,
+)
+from crsam.optim.objective import Curvature, GradientNorm, SurrogateGap, Weighted
+from crsam.optim.part import one_of
+from crsam.optim.radius import FollowLearningRate
+from crsam.optim.schedule import ByGradientNorm, EveryK, PartOfBatch
+from crsam.optim.sharpness import SharpnessAware
+
+
+class Options(TypedDict, total=False):
+    """What every method takes beside its own arguments; see `SharpnessAware`."""
+
+    max_norm: float | None
+    model: nn.Module | None
+    seed: int
+
+
+class Common(Options, total=False):
+    """The same, with the warm-up, for methods that have none by default."""
+
+    warmup: int
+
+
+class SAM(SharpnessAware):
+    r"""Sharpness-Aware Minimization (Foret et al., 2021).
+
+    $\nabla L(w + \rho\,g_0/\lVert g_0\rVert)$, 2 passes. See `Gradient` and `WorstCase`.
+    """
+
+    def __init__(self, base: Optimizer, rho: float = 0.05, **common: Unpack[Common]) -> None:
+        super().__init__(base, Gradient(rho), **common)
+
+
+class ASAM(SharpnessAware):
+    """Adaptive SAM (Kwon et al., 2021): the ball scales with the weights. 2 passes.
+
+    See `Adaptive`.
+    """
+
+    def __init__(
+        self, base: Optimizer, rho: float = 0.5, eta: float = 0.01, **common: Unpack[Common]
+    ) -> None:
+        super().__init__(base, Adaptive(rho, eta), **common)
+
+
+class RSAM(SharpnessAware):
+    """Random SAM (Liu et al., 2022): climbs from a random point. 3 passes, one for the loss at w.
+
+    Our reading of a paper without public code, of which we are about 65 % sure; see `Random`.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        rho: float = 0.05,
+        sigma: float = 0.01,
+        lam: float = 1.0,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(base, Random(rho, sigma, lam), **common)
+
+
+class GSAM(SharpnessAware):
+    """Surrogate-gap SAM (Zhuang et al., 2022): also closes the gap to the worst case. 2 passes.
+
+    ρ follows the learning rate from `rho` at `lr_max` (None: that of the base optimizer now) to
+    `rho_min` at `lr_min`. See `SurrogateGap` and `FollowLearningRate`.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        rho: float = 0.05,
+        alpha: float = 0.4,
+        rho_min: float = 0.01,
+        lr_max: float | None = None,
+        lr_min: float = 0.0,
+        **common: Unpack[Common],
+    ) -> None:
+        follow = FollowLearningRate(rho_min, lr_max, lr_min)
+        super().__init__(base, Gradient(rho), SurrogateGap(alpha), follow=follow, **common)
+
+
+class GradientNormPenalty(SharpnessAware):
+    """Gradient-norm penalty (Zhao et al., 2022): ``(1 − α) g0 + α g+``. 2 passes.
+
+    See `GradientNorm`.
+    """
+
+    def __init__(
+        self, base: Optimizer, rho: float = 0.1, alpha: float = 0.8, **common: Unpack[Common]
+    ) -> None:
+        super().__init__(base, Gradient(rho), GradientNorm(alpha), **common)
+
+
+class ESAM(SharpnessAware):
+    """Efficient SAM (Du et al., 2022): some tensors, some samples. 1 pass, a forward, part of one.
+
+    `beta` is the share of the tensors that are moved, `gamma` that of the samples whose gradient is
+    taken. Needs a `PerSample` closure. See `RandomTensors` and `PartOfBatch`.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        rho: float = 0.05,
+        beta: float = 0.5,
+        gamma: float = 0.5,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(base, RandomTensors(rho, beta), schedule=PartOfBatch(gamma), **common)
+
+
+class LookSAM(SharpnessAware):
+    """LookSAM (Liu et al., 2022): SAM at every `k`-th step, its effect reused between.
+
+    1 + 1/k passes. `alpha` weighs what is reused (``reuse`` in the parameter groups). See `EveryK`.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        rho: float = 0.05,
+        k: int = 10,
+        alpha: float = 0.7,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(base, Gradient(rho), schedule=EveryK(k, alpha), **common)
+
+
+class SSAM(SharpnessAware):
+    """Sparse SAM (Mi et al., 2022): moves only the weights in a mask. 2 passes.
+
+    ``mask="dynamic"`` drops by gradient and regrows at random (`drop`, `total_steps`);
+    ``mask="fisher"`` keeps the weights with the largest Fisher information on `num_samples` samples
+    and needs a `PerSample` closure. See `DynamicMask` and `FisherMask`.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        rho: float = 0.05,
+        sparsity: float = 0.5,
+        mask: Literal["dynamic", "fisher"] = "dynamic",
+        period: int = 100,
+        num_samples: int = 16,
+        drop: float = 0.5,
+        total_steps: int | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        one_of("mask", mask, ("dynamic", "fisher"))
+        ascent = (
+            FisherMask(rho, sparsity, period, num_samples)
+            if mask == "fisher"
+            else DynamicMask(rho, sparsity, period, drop, total_steps)
+        )
+        super().__init__(base, ascent, **common)
+
+
+class AESAM(SharpnessAware):
+    """Adaptive-policy SAM (Jiang et al., 2023): SAM where the gradient is large. 1 or 2 passes.
+
+    See `ByGradientNorm`.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        rho: float = 0.05,
+        lambda1: float = -1.0,
+        lambda2: float = 1.0,
+        decay: float = 0.9,
+        total_steps: int | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        schedule = ByGradientNorm(lambda1, lambda2, decay, total_steps)
+        super().__init__(base, Gradient(rho), schedule=schedule, **common)
+
+
+class FriendlySAM(SharpnessAware):
+    """Friendly SAM (Li et al., 2024): climbs along the batch's own noise. 2 passes.
+
+    See `Friendly`.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        rho: float = 0.05,
+        sigma: float = 1.0,
+        decay: float = 0.9,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(base, Friendly(rho, sigma, decay), **common)
+
+
+class WSAM(SharpnessAware):
+    """Weighted SAM (Yue et al., 2023): sharpness as a weighted regulariser. 2 passes.
+
+    See `Weighted`.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        rho: float = 0.05,
+        gamma: float = 0.9,
+        decoupled: bool = False,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(base, Gradient(rho), Weighted(gamma, decoupled), **common)
+
+
+class CRSAM(SharpnessAware):
+    r"""Curvature-regularised SAM (Wu, Luo and Wunsch, AAAI 2024). 3 passes.
+
+    $g_+ + \alpha D_2/d_2 + \beta D_1/d_1$ (``form="log"``, the paper) or
+    $g_+ + \alpha D_2 + \beta D_1$ (``form="linear"``, the authors' code), with the differences of
+    gradients and losses at $w \pm \rho\,g_0/\lVert g_0\rVert$; see `Curvature`. Near the initial
+    saddle a fixed ρ is larger than the slope it climbs, so ρ rises over the first `warmup` steps.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        rho: float = 0.1,
+        alpha: float = 0.1,
+        beta: float = 0.01,
+        form: Literal["log", "linear"] = "log",
+        trust: float | None = 0.5,
+        warmup: int = 200,
+        direction: Literal["gradient", "random"] = "gradient",
+        floor: float | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        objective = Curvature(alpha, beta, form, trust, direction, floor)
+        super().__init__(base, Gradient(rho), objective, warmup=warmup, **options)
+
+
+_METHODS: dict[str, type[SharpnessAware]] = {
+    method.__name__.lower(): method
+    for method in (
+        CRSAM, SAM, ASAM, RSAM, GSAM, GradientNormPenalty, ESAM, LookSAM, SSAM, AESAM, FriendlySAM,
+        WSAM,
+    )
+}  # fmt: skip
+
+
+def methods() -> list[str]:
+    """The names that `make` takes.
+
+    Example:
+        >>> import crsam
+        >>> "crsam" in crsam.methods()
+        True
+    """
+    return list(_METHODS)
+
+
+def make(name: str, base: Optimizer, **hyper: Any) -> SharpnessAware:
+    """A method by its name, whatever its case, dashes or underscores.
+
+    Args:
+        name: One of `methods`, such as ``"crsam"`` or ``"CR-SAM"``.
+        base: The base optimizer.
+        **hyper: The method's own arguments.
+
+    Example:
+        >>> import torch, crsam
+        >>> base = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1)
+        >>> crsam.make("CR-SAM", base, rho=0.1).param_groups[0]["rho"]
+        0.1
+    """
+    key = name.lower().replace("-", "").replace("_", "")
+    if key not in _METHODS:
+        close = difflib.get_close_matches(key, _METHODS, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(f"unknown method {name!r}: {hint}there are {', '.join(_METHODS)}")
+    return _METHODS[key](base, **hyper)

@@ -1,0 +1,35 @@
+"""The second of a method's three choices: what to follow."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from crsam._tensors import Tensors
+from crsam.optim.part import Registered
+from crsam.optim.probe import Evaluation, Offset, Probe
+from crsam.optim.step import Step
+
+
+class Objective(Registered):
+    """A rule for the surrogate gradient that the base optimizer is given."""
+
+    uses_center: ClassVar[bool] = True
+    """Whether it reads ``center.grads``; if so, and only part of the batch is looked at, the
+    gradient at ``w`` is taken anew on that part, so that all its gradients are of one loss."""
+
+    @abstractmethod
+    def __call__(self, step: Step, center: Evaluation, offset: Offset, probe: Probe) -> Tensors:
+        """The surrogate gradient.
+
+        ``center.grads`` and the tensors of `offset` may be overwritten, once the last probe that
+        needs them is done.
+        """
+
+    @staticmethod
+    def above(step: Step, center: Evaluation, offset: Offset, probe: Probe) -> Evaluation:
+        """The probe at ``w + e``, with its loss and the sharpness put into the report."""
+        plus = probe(offset)
+        step.report["loss_plus"] = plus.loss
+        step.report["sharpness"] = plus.loss - center.loss
+        return plus

@@ -1,0 +1,112 @@
+"""Wu, Luo and Wunsch, "CR-SAM: Curvature Regularized Sharpness-Aware Minimization", AAAI 2024."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from crsam import _tensors as tn
+from crsam._tensors import Tensors
+from crsam.optim.objective.base import Objective
+from crsam.optim.part import non_negative, one_of
+from crsam.optim.probe import Evaluation, Offset, Probe
+from crsam.optim.step import Step
+
+
+@dataclass(frozen=True)
+class Curvature(Objective):
+    r"""The worst case plus a penalty on curvature and slope along the offset: $g_+ + \nabla R_c$.
+
+    With $g_\pm, L_\pm$ gradient and loss at $w \pm e$, and the differences
+    $D_1 = g_+ - g_-$, $D_2 = g_+ + g_- - 2 g_0$, $d_1 = L_+ - L_-$, $d_2 = L_+ + L_- - 2 L_0$:
+
+    - ``form="log"``, the paper (its equation for $R_c$ by finite differences):
+      $\nabla R_c = \alpha D_2/d_2 + \beta D_1/d_1$, of $R_c = \alpha \log d_2 + \beta \log d_1$;
+    - ``form="linear"``, the authors' code: $\nabla R_c = \alpha D_2 + \beta D_1$.
+
+    Taken literally, the log form does not train: $d_2$ is small and now and then negative. So a
+    term whose difference is not safely positive is dropped, and $\nabla R_c$ is scaled down to
+    $\lVert\nabla R_c\rVert \le \mathrm{trust}\cdot\lVert g_+\rVert$. What was dropped or scaled is
+    in the report (``dropped_curvature``, ``dropped_slope``, ``trust_scale``).
+
+    Two passes beside the first; three with ``direction="random"``.
+
+    Args:
+        alpha: Weight of the curvature term.
+        beta: Weight of the slope term; the paper asks for ``alpha > beta > 0``.
+        form: ``"log"`` or ``"linear"``.
+        trust: The bound; None for the form as written.
+        direction: ``"gradient"``: along the ascent's offset. ``"random"``: along a random direction
+            of the same length, drawn at every step (the expectation in the paper's $R_c$), while
+            $g_+$ stays the worst case; the direction is oriented so that $d_1 \ge 0$.
+        floor: How large a difference must be to count as positive, in units of the loss. None: 8
+            times the rounding error of the loss's dtype. Under bf16 autocast the loss is float32
+            but only good to about 1e-5: say so here.
+    """
+
+    alpha: float = 0.1
+    beta: float = 0.01
+    form: Literal["log", "linear"] = "log"
+    trust: float | None = 0.5
+    direction: Literal["gradient", "random"] = "gradient"
+    floor: float | None = None
+    hyper: ClassVar[tuple[str, ...]] = ("alpha", "beta")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("form", self.form, ("log", "linear"))
+        one_of("direction", self.direction, ("gradient", "random"))
+        for name in ("trust", "floor"):
+            if getattr(self, name) is not None:
+                non_negative(name, getattr(self, name))
+        if (self.alpha == self.beta and self.form == "linear" and self.direction == "gradient") or (
+            self.alpha == 0 and self.beta == 0
+        ):
+            warnings.warn(
+                f"with alpha = beta = {self.alpha} the pass at w - e has weight 0: it is paid for "
+                "nothing. Use alpha > beta, or a method of two passes (SAM, GradientNormPenalty)",
+                stacklevel=4,
+            )
+
+    def __call__(self, step: Step, center: Evaluation, offset: Offset, probe: Probe) -> Tensors:
+        plus = self.above(step, center, offset, probe)
+        if self.direction == "gradient":
+            around, up, down = offset, plus, probe(-offset)
+        else:
+            v = step.draw(torch.randn)
+            around = Offset(v, step.radius_over(tn.norm(v)))
+            up, down = probe(around), probe(-around)
+        d_1 = up.loss - down.loss
+        d_2 = (up.loss - center.loss) + (down.loss - center.loss)
+        step.report["loss_minus"] = down.loss
+        step.report["curvature"] = d_2 / around.length().square()
+
+        # Each difference in the memory of the gradient it no longer needs: no copies.
+        second = tn.add_(tn.add_(tn.scale_(center.grads, -2.0), up.grads), down.grads)
+        first = tn.add_(tn.scale_(down.grads, -1.0), up.grads)
+        if self.direction == "random":
+            sign = torch.where(d_1 < 0, -1.0, 1.0)
+            tn.scale_(first, sign)
+            d_1 = d_1 * sign
+        tn.scale_(second, step.hyper("alpha"))
+        tn.scale_(first, step.hyper("beta"))
+        if self.form == "log":
+            tn.scale_(second, self._guarded(step, "curvature", d_2, center.loss))
+            tn.scale_(first, self._guarded(step, "slope", d_1, center.loss))
+        regularizer = tn.add_(second, first)
+        if self.trust is not None:
+            bound, length = self.trust * tn.norm(plus.grads), tn.norm(regularizer)
+            step.report["trust_scale"] = torch.where(length > bound, bound / length, 1.0)
+            tn.scale_(regularizer, step.report["trust_scale"])
+        return tn.add_(plus.grads, regularizer)
+
+    def _guarded(self, step: Step, term: str, difference: Tensor, loss: Tensor) -> Tensor:
+        """``1/difference``, or 0, and reported as dropped, where it is not safely positive."""
+        floor = 8 * torch.finfo(loss.dtype).eps if self.floor is None else self.floor
+        safe = difference > floor * loss.abs()
+        step.report[f"dropped_{term}"] = (~safe).to(loss.dtype)
+        return torch.where(safe, 1.0 / difference, 0.0)

@@ -1,0 +1,48 @@
+"""How ρ moves through training: a warm-up, and following the learning rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crsam.optim.part import non_negative
+
+
+@dataclass(frozen=True)
+class FollowLearningRate:
+    r"""$\rho_t = \rho_{min} + (\rho - \rho_{min})\,(\eta - \eta_{min})/(\eta_{max} - \eta_{min})$.
+
+    Kept between $\rho_{min}$ and $\rho$, so that a learning rate outside its range (a warm-up from
+    below $\eta_{min}$, say) never makes $\rho$ negative. From GSAM (Zhuang et al., 2022).
+
+    Args:
+        rho_min: ρ at the lowest learning rate.
+        lr_max: The highest learning rate; None: the group's when the optimizer is made.
+        lr_min: The lowest.
+    """
+
+    rho_min: float = 0.0
+    lr_max: float | None = None
+    lr_min: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("rho_min", "lr_min") + (("lr_max",) if self.lr_max is not None else ()):
+            non_negative(name, getattr(self, name))
+        if self.lr_max is not None and not self.lr_max > self.lr_min:
+            raise ValueError(f"lr_max must be above lr_min = {self.lr_min}, got {self.lr_max}")
+
+    def __call__(self, rho: float | Tensor, lr: float | Tensor, lr_max: float) -> Any:
+        share = (lr - self.lr_min) / (lr_max - self.lr_min)
+        if isinstance(share, Tensor):
+            share = torch.clamp(share, 0.0, 1.0)
+        else:
+            share = min(max(share, 0.0), 1.0)
+        return self.rho_min + (rho - self.rho_min) * share
+
+
+def warmup_factor(count: int, warmup: int) -> float:
+    """Rises from ``1/warmup`` at the first step to 1 at step `warmup`."""
+    return min(1.0, (count + 1) / warmup) if warmup else 1.0

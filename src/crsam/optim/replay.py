@@ -1,0 +1,71 @@
+"""The same random masks in every pass of a step, and the first pass's batch-norm statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from crsam import _tensors as tn
+from crsam._tensors import Tensors
+
+
+class Replay:
+    """Makes all passes of a step the same function of the weights.
+
+    Random numbers: every pass starts from the generator states of the first, so that dropout and
+    stochastic depth draw the same masks; afterwards the states are those that the first pass left,
+    so that a method uses up exactly the random numbers of its base optimizer.
+
+    Buffers: those of `model` that the first pass moved (batch-norm statistics, whatever their
+    momentum, and any other running buffer) are put back after each later pass. A module counts as
+    moved if a version counter of its buffers says so, or if it keeps running statistics at all:
+    torch's batch norm writes them past the counter.
+    """
+
+    def __init__(self, params: Sequence[Tensor], model: nn.Module | None) -> None:
+        self.model = model
+        self.devices = sorted({p.device for p in params if p.device.type != "cpu"}, key=str)
+        self.start: list[Tensor] | None = None
+        self.moved: list[tuple[nn.Module, str, Tensor]] = []
+        self.values: Tensors = []
+
+    @contextmanager
+    def one_pass(self) -> Iterator[None]:
+        if self.start is None:
+            self.start = self._random_states()
+            before = {id(b): b._version for m in self._modules() for b in m.buffers(False)}
+            yield
+            for module in self._modules():
+                if any(
+                    name.startswith("running_") or before.get(id(b)) != b._version
+                    for name, b in module.named_buffers(recurse=False)
+                ):
+                    self.moved += [(module, n, b) for n, b in module.named_buffers(recurse=False)]
+            self.values = tn.clone([b for _, _, b in self.moved])
+            return
+        after = self._random_states()
+        self._set_random_states(self.start)
+        try:
+            yield
+        finally:
+            self._set_random_states(after)
+            for module, name, buffer in self.moved:
+                module._buffers[name] = buffer
+            tn.copy_([b for _, _, b in self.moved], self.values)
+
+    def _modules(self) -> Iterator[nn.Module]:
+        return self.model.modules() if self.model is not None else iter(())
+
+    def _random_states(self) -> list[Tensor]:
+        states = [torch.get_rng_state()]
+        for device in self.devices:
+            states.append(torch.get_device_module(device).get_rng_state(device))
+        return states
+
+    def _set_random_states(self, states: list[Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        for device, state in zip(self.devices, states[1:], strict=True):
+            torch.get_device_module(device).set_rng_state(state, device)

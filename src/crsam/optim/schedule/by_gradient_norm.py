@@ -1,0 +1,52 @@
+"""Jiang et al., "An Adaptive Policy to Employ Sharpness-Aware Minimization", 2023: AE-SAM."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from crsam.optim.part import at_least, share
+from crsam.optim.schedule.base import Schedule
+from crsam.optim.step import Step
+
+
+@dataclass(frozen=True)
+class ByGradientNorm(Schedule):
+    r"""All passes where the gradient is large for its recent past, else a plain step.
+
+    Where $\lVert g_0\rVert^2 \ge \mu + c_t\,\sigma$, with $\mu, \sigma^2$ the exponential mean and
+    variance of $\lVert g_0\rVert^2$ (this step's included), and $c_t$ going from `lambda2` to
+    `lambda1` over training. The one schedule that must read a number off the device at every step.
+
+    Args:
+        lambda1: $c_t$ at the end of training.
+        lambda2: $c_t$ at its start.
+        decay: Of mean and variance.
+        total_steps: Length of training; None holds $c_t$ halfway.
+    """
+
+    lambda1: float = -1.0
+    lambda2: float = 1.0
+    decay: float = 0.9
+    total_steps: int | None = None
+    numbers: ClassVar[tuple[str, ...]] = ("norm_mean", "norm_variance")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        share("decay", self.decay, zero=True)
+        for name in ("lambda1", "lambda2"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} must be finite, got {getattr(self, name)}")
+        if self.total_steps is not None:
+            at_least("total_steps", self.total_steps, 1)
+
+    def pays(self, step: Step) -> bool:
+        squared = step.grad_norm.item() ** 2
+        mean = self.decay * step.numbers["norm_mean"] + (1 - self.decay) * squared
+        variance = step.numbers["norm_variance"]
+        variance = self.decay * variance + (1 - self.decay) * (squared - mean) ** 2
+        step.numbers.update(norm_mean=mean, norm_variance=variance)
+        done = 0.5 if self.total_steps is None else min(step.count / self.total_steps, 1.0)
+        threshold = done * self.lambda1 + (1 - done) * self.lambda2
+        return squared >= mean + threshold * math.sqrt(variance)

@@ -1,0 +1,12 @@
+"""The plain schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crsam.optim.schedule.base import Schedule
+
+
+@dataclass(frozen=True)
+class EveryStep(Schedule):
+    """All passes at every step."""

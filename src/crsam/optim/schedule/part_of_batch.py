@@ -1,0 +1,47 @@
+"""Du et al., "Efficient Sharpness-Aware Minimization", 2022: sharpness-sensitive selection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from crsam.optim.part import one_of, share
+from crsam.optim.probe import Evaluation, Offset, Probe
+from crsam.optim.schedule.base import Schedule
+from crsam.optim.step import Step
+
+
+@dataclass(frozen=True)
+class PartOfBatch(Schedule):
+    r"""The perturbed passes on part of the batch only. Needs a `PerSample` closure.
+
+    An objective that subtracts the gradient at $w$ gets it on the same part: one more pass of that
+    size.
+
+    Args:
+        share: Of the samples.
+        pick: ``"sharpest"``: those with the largest $\ell_i(w+e) - \ell_i(w)$, which costs a
+            forward of the batch. ``"random"``: drawn anew at every step, at no cost.
+    """
+
+    share: float = 0.5
+    pick: Literal["sharpest", "random"] = "sharpest"
+    needs_samples: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        share("share", self.share)
+        one_of("pick", self.pick, ("sharpest", "random"))
+
+    def part(self, step: Step, center: Evaluation, offset: Offset, probe: Probe) -> Tensor | None:
+        assert center.losses is not None
+        if self.pick == "sharpest":
+            score = probe.losses(offset) - center.losses
+        else:
+            device = center.losses.device
+            score = torch.rand(len(center.losses), device=device, generator=step.generator(device))
+        count = max(1, round(self.share * len(score)))
+        return score.topk(count).indices.sort().values

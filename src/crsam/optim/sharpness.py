@@ -1,0 +1,381 @@
+"""`SharpnessAware`: any base optimizer, led by an ascent, an objective and a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from crsam import _tensors as tn
+from crsam._tensors import Tensors
+from crsam.optim.ascent import Ascent
+from crsam.optim.closure import PerSample
+from crsam.optim.objective import Objective, WorstCase
+from crsam.optim.part import Part, at_least, non_negative
+from crsam.optim.probe import Closure, ClosureProbe
+from crsam.optim.radius import FollowLearningRate, warmup_factor
+from crsam.optim.replay import Replay
+from crsam.optim.schedule import EveryStep, Schedule
+from crsam.optim.step import Step
+
+PREFIX = "crsam_"
+"""Of what this wrapper adds to parameter groups and checkpoints beside the hyper-parameters."""
+
+
+class SharpnessAware(Optimizer):
+    r"""A base optimizer that follows a surrogate gradient taken around $w$ rather than at it.
+
+    A method is three independent choices: where to probe (`ascent`), what to follow (`objective`)
+    and when to pay (`schedule`). The named methods (`SAM`, `CRSAM`, …) are such choices.
+
+    It is a ``torch.optim.Optimizer``: learning-rate schedulers take it, ``param_groups`` and
+    ``state`` are the base optimizer's own, and hyper-parameters such as ``rho`` live in the groups
+    (where the base has one of the same name, as RMSprop has ``alpha``, ours is ``crsam_alpha``).
+    ``state_dict()`` has the usual two entries and holds base state and method state.
+
+    Args:
+        base: A built optimizer.
+        ascent: Where to probe.
+        objective: What to follow; None: `WorstCase`.
+        schedule: When to pay; None: `EveryStep`.
+        warmup: Steps over which ``rho`` rises from 0 to its value; 0: none.
+        follow: Makes ``rho`` follow the learning rate.
+        max_norm: Clips the surrogate gradient to this norm before the base optimizer sees it.
+        model: The model; with it, batch-norm statistics move once a step, in the first pass.
+        seed: Of the methods' own random draws.
+
+    Raises:
+        ValueError: For a value that is not allowed, or parts that cannot go together.
+
+    Example:
+        >>> import torch, crsam
+        >>> from crsam.optim import Adaptive, Curvature, EveryK
+        >>> model = torch.nn.Linear(4, 1)
+        >>> base = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> opt = crsam.SharpnessAware(base, Adaptive(rho=0.5), Curvature(0.5, 0.1), EveryK(5))
+        >>> x, y = torch.randn(8, 4), torch.randn(8, 1)
+        >>> def closure():
+        ...     opt.zero_grad()
+        ...     loss = torch.nn.functional.mse_loss(model(x), y)
+        ...     loss.backward()
+        ...     return loss
+        >>> loss = opt.step(closure)
+        >>> sorted(opt.report)[:3]
+        ['curvature', 'dropped_curvature', 'dropped_slope']
+    """
+
+    report: dict[str, Tensor]
+    """What the last step saw: 0-d tensors, among them ``loss``, ``grad_norm``, ``loss_plus``,
+    ``sharpness`` (``L(w+e) − L(w)``) and, for CR-SAM, ``loss_minus`` and ``curvature``."""
+
+    _counter: ClassVar[str] = PREFIX + "step"
+
+    def __init__(
+        self,
+        base: Optimizer,
+        ascent: Ascent,
+        objective: Objective | None = None,
+        schedule: Schedule | None = None,
+        *,
+        warmup: int = 0,
+        follow: FollowLearningRate | None = None,
+        max_norm: float | None = None,
+        model: nn.Module | None = None,
+        seed: int = 0,
+    ) -> None:
+        objective, schedule = objective or WorstCase(), schedule or EveryStep()
+        _check_base(base)
+        _check_parts(ascent, objective, schedule)
+        at_least("warmup", warmup, 0)
+        at_least("seed", seed, 0)
+        if max_norm is not None:
+            non_negative("max_norm", max_norm)
+        if model is not None and not isinstance(model, nn.Module):
+            raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+
+        self.base = base
+        self.ascent, self.objective, self.schedule = ascent, objective, schedule
+        self.warmup, self.follow, self.max_norm = warmup, follow, max_norm
+        self.model, self.seed = model, seed
+        self.report = {}
+        self._memory: dict[nn.Parameter, dict[str, Tensor]] = {}
+        self._keys = {
+            name: PREFIX + name if name in base.defaults else name
+            for part in self._parts
+            for name in part.hyper
+        }
+        self._hyper = {self._keys[n]: getattr(part, n) for part in self._parts for n in part.hyper}
+        self._numbers = {PREFIX + n: 0.0 for part in self._parts for n in part.numbers}
+        for group in base.param_groups:
+            if self._counter in group:  # left by an earlier wrapper of the same base
+                for key in (self._counter, *self._hyper, *self._numbers):
+                    group.pop(key, None)
+        state = base.state  # torch's constructor starts afresh; a base may have state already
+        super().__init__(list(base.param_groups), {**base.defaults, **self._hyper})
+        base.state = state
+
+    # The groups and the state are the base optimizer's: one truth, whoever changes it.
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.base.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.base.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        return self.base.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.base.state = state
+
+    @property
+    def _parts(self) -> tuple[Part, Part, Part]:
+        return (self.ascent, self.objective, self.schedule)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group to the base optimizer, with this method's hyper-parameters filled in."""
+        self._check_group(param_group)
+        self.base.add_param_group(param_group)
+        group, first = self.param_groups[-1], self.param_groups[0]
+        for key, value in self._hyper.items():
+            group.setdefault(key, value)
+        for key, value in {self._counter: 0, **self._numbers}.items():
+            group.setdefault(key, first.get(key, value))
+        if self.follow is not None:
+            group.setdefault(PREFIX + "lr_max", self.follow.lr_max or float(group["lr"]))
+
+    def _check_group(self, group: Mapping[str, Any]) -> None:
+        for part in self._parts:
+            for name in part.hyper:
+                if self._keys[name] in group:
+                    part.check(name, group[self._keys[name]])
+
+    # One step
+
+    @torch.no_grad()
+    def step(self, closure: Closure | PerSample | None = None) -> Tensor:  # type: ignore[override]
+        """Takes one step of the base optimizer along the method's surrogate gradient.
+
+        Args:
+            closure: Computes the loss of the batch, calls ``backward`` and returns the loss; a
+                `PerSample` where the method looks at single samples. It is called as often as the
+                method needs, always on the same batch.
+
+        Returns:
+            The loss at the weights before the step, whatever the method.
+
+        Raises:
+            TypeError: Without a closure, or with one that cannot tell samples apart where needed.
+            RuntimeError: If the closure leaves no gradient or returns no single number.
+
+        If the closure raises, weights, base state and method state are as before the step.
+        """
+        self._check_closure(closure)
+        assert closure is not None
+        if isinstance(self.base, LBFGS):
+            step, loss = self._step_lbfgs(closure)
+        else:
+            step, loss = self._evaluate(closure)
+            self.base.step()
+        if step.direct is not None:
+            for p, group, move in zip(step.params, step.groups, step.direct, strict=True):
+                p.sub_(move * group["lr"])
+        self._commit(step)
+        return loss
+
+    def _step_lbfgs(self, closure: Closure | PerSample) -> tuple[Step, Tensor]:
+        """L-BFGS asks for loss and gradient at points of its own choosing, so it gets a closure."""
+        steps: list[Step] = []
+
+        @torch.no_grad()
+        def surrogate() -> float:
+            step, loss = self._evaluate(closure)
+            steps[:] = [step]
+            return float(loss)
+
+        params = self._all_params()
+        saved = tn.clone(params)
+        try:
+            loss = self.base.step(surrogate)
+        except BaseException:
+            tn.copy_(params, saved)
+            raise
+        return steps[0], torch.as_tensor(loss)
+
+    def _evaluate(self, closure: Closure | PerSample) -> tuple[Step, Tensor]:
+        """All passes of a step: puts the surrogate gradient into ``.grad``; moves nothing."""
+        step = self._new_step()
+        probe = ClosureProbe(closure, step.params, Replay(step.params, self.model))
+        center = probe()
+        loss = center.loss
+        step.grad_norm = tn.norm(center.grads)
+        step.report |= {"loss": loss, "grad_norm": step.grad_norm}
+        if self.schedule.pays(step):
+            offset = self.ascent(step, center, probe)
+            g_0 = tn.clone(center.grads) if self.schedule.reuses else []
+            part = self.schedule.part(step, center, offset, probe)
+            looking = probe if part is None else probe.on(part)
+            if part is not None and self.objective.uses_center:
+                center = looking()
+            elif part is not None and center.losses is not None:
+                center = center._replace(loss=center.losses[part].mean())
+            surrogate = self.objective(step, center, offset, looking)
+            surrogate = self.schedule.paid(step, g_0, surrogate)
+        else:
+            surrogate = self.schedule.unpaid(step, center.grads)
+        if self.max_norm is not None:
+            length = tn.norm(surrogate)
+            step.report["clip_scale"] = torch.where(
+                length > self.max_norm, self.max_norm / length, 1.0
+            )
+            tn.scale_(surrogate, step.report["clip_scale"])
+        self._write_gradients(probe, surrogate)
+        return step, loss
+
+    def _new_step(self) -> Step:
+        pairs = [(p, g) for g in self.param_groups for p in g["params"] if p.requires_grad]
+        if not pairs:
+            raise RuntimeError("no parameter of this optimizer requires a gradient")
+        first = self.param_groups[0]
+        return Step(
+            params=[p for p, _ in pairs],
+            groups=[g for _, g in pairs],
+            values=self._value,
+            memory=self._memory,
+            numbers={n: first[PREFIX + n] for part in self._parts for n in part.numbers},
+            count=first[self._counter],
+            seed=self.seed,
+        )
+
+    def _value(self, group: dict[str, Any], name: str) -> float | Tensor:
+        value = group[self._keys[name]]
+        if name == "rho":
+            if self.follow is not None:
+                value = self.follow(value, group["lr"], group[PREFIX + "lr_max"])
+            value = value * warmup_factor(group[self._counter], self.warmup)
+        return value
+
+    @staticmethod
+    def _write_gradients(probe: ClosureProbe, surrogate: Tensors) -> None:
+        for i, (p, s) in enumerate(zip(probe.params, surrogate, strict=True)):
+            if i not in probe.seen:
+                p.grad = None
+            elif i in probe.sparse_dims:
+                p.grad = s.to_sparse(probe.sparse_dims[i])
+            else:
+                p.grad = s
+
+    def _commit(self, step: Step) -> None:
+        for name, tensors in step.kept.items():
+            for p, tensor in zip(step.params, tensors, strict=True):
+                self._memory.setdefault(p, {})[name] = tensor
+        for group in self.param_groups:
+            group[self._counter] = step.count + 1
+            group.update({PREFIX + name: value for name, value in step.numbers.items()})
+        self.report = step.report
+
+    def _check_closure(self, closure: Closure | PerSample | None) -> None:
+        if not callable(closure):
+            raise TypeError(
+                f"{type(self).__name__}.step needs a closure that computes the loss, calls "
+                "loss.backward() and returns the loss: opt.step(closure)"
+            )
+        if isinstance(closure, PerSample):
+            return
+        for part in self._parts:
+            if part.needs_samples:
+                raise TypeError(
+                    f"{type(part).__name__} looks at single samples of the batch, which a plain "
+                    "closure cannot tell apart: use opt.step(crsam.PerSample(losses, num_samples)),"
+                    " where losses(part) returns the loss of each sample in `part`"
+                )
+
+    # Checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """The base optimizer's state dict, with the method's state beside the base's."""
+        packed = self.base.state_dict()
+        state = {index: dict(entry) for index, entry in packed["state"].items()}
+        for index, p in enumerate(self._all_params()):
+            for name, tensor in self._memory.get(p, {}).items():
+                state.setdefault(index, {})[PREFIX + name] = tensor
+        return {**packed, "state": state}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes up a checkpoint of this method, of another one, or of the plain base optimizer.
+
+        What a checkpoint lacks (hyper-parameters of ours in one of the base) stays as it is here.
+        """
+        names = {PREFIX + name: name for part in self._parts for name in part.memory}
+        theirs: dict[Any, Any] = {}
+        ours: dict[int, dict[str, Tensor]] = {}
+        for index, entry in state_dict["state"].items():
+            entry = entry if isinstance(entry, Mapping) else {}
+            kept = {k: v for k, v in entry.items() if not str(k).startswith(PREFIX)}
+            if kept:
+                theirs[index] = kept
+            ours[index] = {names[k]: v for k, v in entry.items() if k in names}
+        before = [dict(group) for group in self.param_groups]
+        self.base.load_state_dict({**state_dict, "state": theirs})
+        self._memory = {
+            p: {name: v.detach().to(p.device, copy=True) for name, v in ours[index].items()}
+            for index, p in enumerate(self._all_params())
+            if ours.get(index)
+        }
+        for group, old in zip(self.param_groups, before, strict=True):
+            for key in (self._counter, PREFIX + "lr_max", *self._hyper, *self._numbers):
+                if key in old:
+                    group.setdefault(key, old[key])
+        self.report = {}
+
+    def _all_params(self) -> list[nn.Parameter]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A learning-rate scheduler replaces `step` on the instance by a wrapper: not ours to keep.
+        return {k: v for k, v in self.__dict__.items() if k != "step"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def __repr__(self) -> str:
+        parts = ", ".join(map(repr, self._parts))
+        return f"{type(self).__name__}({parts}, base={self.base!r})"
+
+
+def _check_base(base: Any) -> None:
+    if isinstance(base, SharpnessAware):
+        raise ValueError(
+            f"the base is already a {type(base).__name__}: wrap a plain optimizer, and combine "
+            "methods by their parts (crsam.SharpnessAware)"
+        )
+    if not isinstance(base, Optimizer):
+        what = base.__name__ if isinstance(base, type) else type(base).__name__
+        raise ValueError(
+            f"base must be a built optimizer, such as torch.optim.SGD(model.parameters(), lr=0.1), "
+            f"got {what}"
+        )
+    if not any(group["params"] for group in base.param_groups):
+        raise ValueError("the base optimizer has no parameters")
+
+
+def _check_parts(ascent: Ascent, objective: Objective, schedule: Schedule) -> None:
+    for part, kind in ((ascent, Ascent), (objective, Objective), (schedule, Schedule)):
+        if not isinstance(part, kind):
+            raise ValueError(
+                f"{kind.__name__.lower()} must be one of {', '.join(sorted(kind.registered))}, "
+                f"got {part!r}"
+            )
+    names = [name for part in (ascent, objective, schedule) for name in part.hyper]
+    if len(names) != len(set(names)):
+        raise ValueError(f"two parts share the name of a hyper-parameter: {names}")
+    reason = schedule.refuses(ascent, objective)
+    if reason is not None:
+        raise ValueError(reason)

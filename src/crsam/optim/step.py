@@ -1,0 +1,98 @@
+"""What one step knows: its parameters, hyper-parameters, memory, random numbers and report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from crsam import _tensors as tn
+from crsam._tensors import Scale, Tensors
+
+Memory = Mapping[nn.Parameter, Mapping[str, Tensor]]
+
+
+class Step:
+    """The parts of a method see the optimizer through this.
+
+    Args:
+        params: The parameters that take part, in the order of the groups.
+        groups: For each of them, its parameter group.
+        values: ``values(group, name)`` is the group's value of a hyper-parameter.
+        memory: What earlier steps kept, by parameter and name.
+        numbers: What earlier steps kept as plain numbers.
+        count: How many steps were taken before.
+        seed: Of the random draws.
+    """
+
+    def __init__(
+        self,
+        params: list[nn.Parameter],
+        groups: list[dict[str, Any]],
+        values: Callable[[dict[str, Any], str], float | Tensor],
+        memory: Memory,
+        numbers: Mapping[str, float],
+        count: int,
+        seed: int,
+    ) -> None:
+        self.params = params
+        self.groups = groups
+        self.count = count
+        self.grad_norm: Tensor = torch.zeros(())
+        """``‖g0‖``, once the first pass is done."""
+        self.report: dict[str, Tensor] = {}
+        """What the step saw, as 0-d tensors."""
+        self.direct: Tensors | None = None
+        """A direction to descend beside the base optimizer's step, times the learning rate."""
+        self.kept: dict[str, Tensors] = {}
+        self.numbers: dict[str, float] = dict(numbers)
+        self._values = values
+        self._memory = memory
+        self._seed = seed * 1_000_003 + count
+
+    def hyper(self, name: str, of: Callable[[Any], Any] = lambda value: value) -> Scale:
+        """A hyper-parameter (or a function `of` it): one number, or one for each parameter."""
+        by_group = {id(g): of(self._values(g, name)) for g in self.groups}
+        values = [by_group[id(g)] for g in self.groups]
+        if len(by_group) == 1:
+            return values[0]
+        if any(isinstance(v, Tensor) for v in values):
+            return [torch.as_tensor(v, device=p.device) for v, p in zip(values, self.params)]
+        return values[0] if len(set(values)) == 1 else values
+
+    def radius_over(self, norm: Tensor) -> Scale:
+        """``ρ/norm``, and 0 where the norm is 0."""
+        return times(self.hyper("rho"), tn.safe_reciprocal(norm))
+
+    def recall(self, name: str, fill: Callable[[Tensor], Tensor]) -> Tensors | None:
+        """What an earlier step kept under `name`; ``fill(p)`` for parameters new since then."""
+        if not any(name in self._memory.get(p, {}) for p in self.params):
+            return None
+        return [self._memory[p][name] if name in self._memory.get(p, {}) else fill(p)
+                for p in self.params]  # fmt: skip
+
+    def keep(self, name: str, tensors: Tensors) -> None:
+        """Remember `tensors`, if the step succeeds."""
+        self.kept[name] = tensors
+
+    def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
+        """Random numbers of this very step: the same after a resume and on every rank."""
+        return torch.Generator(device).manual_seed(self._seed)
+
+    def draw(self, kind: Callable[..., Tensor]) -> Tensors:
+        """``torch.rand`` or ``torch.randn`` in the shape of the parameters."""
+        generators = {p.device: self.generator(p.device) for p in self.params}
+        return [
+            kind(p.shape, dtype=p.dtype, device=p.device, generator=generators[p.device])
+            for p in self.params
+        ]
+
+
+def times(scale: Scale, factor: Tensor | float) -> Scale:
+    """The product of a scale and a number; products of equal numbers are formed once."""
+    if not isinstance(scale, list):
+        return scale * factor
+    products = {id(s) if isinstance(s, Tensor) else s: s * factor for s in scale}
+    return [products[id(s) if isinstance(s, Tensor) else s] for s in scale]
