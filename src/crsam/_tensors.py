@@ -69,7 +69,7 @@ def norm(tensors: Sequence[Tensor]) -> Tensor:
 
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     wide = wide_dtype(a)
-    return torch.stack([(x * y).sum(dtype=wide) for x, y in zip(a, b, strict=True)]).sum()
+    return torch.stack([(x.to(wide) * y).sum() for x, y in zip(a, b, strict=True)]).sum()
 
 
 def safe_reciprocal(x: Tensor) -> Tensor:

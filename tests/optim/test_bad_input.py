@@ -1,0 +1,206 @@
+"""A user's mistake is one clear error that says what to do, and leaves everything as it was."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+import crsam
+from crsam.optim import (
+    Ascent,
+    ByGradientNorm,
+    Curvature,
+    DynamicMask,
+    EveryK,
+    FisherMask,
+    FollowLearningRate,
+    Gradient,
+    PartOfBatch,
+    RandomTensors,
+    Weighted,
+)
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return nn.Linear(3, 2)
+
+
+def sgd(model: nn.Module) -> SGD:
+    return SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def loss_of(model: nn.Module) -> Tensor:
+    return model(torch.ones(4, 3)).square().mean()
+
+
+def backward(loss: Tensor) -> Tensor:
+    loss.backward()
+    return loss
+
+
+CLOSURES: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
+    "no backward": (lambda m: loss_of(m), r"call loss\.backward\(\)"),
+    "returns nothing": (lambda m: backward(loss_of(m)) and None, "must return the loss"),
+    "a vector": (lambda m: backward(loss_of(m)).expand(2), r"shape \(2,\)"),
+    "detached": (lambda m: loss_of(m).detach(), r"call loss\.backward\(\)"),
+}
+
+
+@pytest.mark.parametrize("case", CLOSURES)
+@pytest.mark.parametrize("method", ["sam", "crsam", "looksam"])
+def test_wrong_closures(model: nn.Module, case: str, method: str) -> None:
+    closure, message = CLOSURES[case]
+    opt = crsam.make(method, sgd(model))
+    opt.step(lambda: backward(loss_of(model)))
+    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(opt.state_dict())
+    with pytest.raises(RuntimeError, match=message):
+        opt.step(lambda: closure(model))
+    assert all(torch.equal(v, weights[k]) for k, v in model.state_dict().items())
+    assert str(opt.state_dict()) == str(state)
+
+
+@pytest.mark.parametrize("closure", [None, 3.0])
+def test_no_closure(model: nn.Module, closure: Any) -> None:
+    with pytest.raises(TypeError, match=r"SAM\.step needs a closure"):
+        crsam.SAM(sgd(model)).step(closure)
+
+
+def test_a_gradient_from_before_the_step_does_not_stand_in_for_backward(model: nn.Module) -> None:
+    opt = crsam.SAM(sgd(model))
+    loss_of(model).backward()
+    with pytest.raises(RuntimeError, match="left no gradient"):
+        opt.step(lambda: loss_of(model))
+
+
+@pytest.mark.parametrize("method", ["esam", "ssam"])
+def test_a_plain_closure_where_samples_are_needed(model: nn.Module, method: str) -> None:
+    hyper = {"mask": "fisher"} if method == "ssam" else {}
+    opt = crsam.make(method, sgd(model), **hyper)
+    with pytest.raises(TypeError, match=r"crsam\.PerSample"):
+        opt.step(lambda: backward(loss_of(model)))
+
+
+def test_per_sample_losses_of_the_wrong_shape(model: nn.Module) -> None:
+    opt = crsam.ESAM(sgd(model))
+    with pytest.raises(RuntimeError, match="each of the 4 samples"):
+        opt.step(crsam.PerSample(lambda part: loss_of(model), 4))
+    with pytest.raises(ValueError, match="num_samples"):
+        crsam.PerSample(lambda part: loss_of(model), 0)
+
+
+@pytest.mark.parametrize("method", crsam.methods())
+@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, "0.1", None, True])
+def test_bad_rho(model: nn.Module, method: str, value: Any) -> None:
+    with pytest.raises(ValueError, match="rho must"):
+        crsam.make(method, sgd(model), rho=value)
+    base = SGD([{"params": model.parameters(), "rho": value}], lr=0.1)
+    with pytest.raises(ValueError, match="rho must"):
+        crsam.make(method, base)
+
+
+BAD_PARTS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: Curvature(alpha=-1), "alpha must not be negative"),
+    (lambda: Curvature(beta=math.nan), "beta must be finite"),
+    (lambda: Curvature(form="cubic"), "form must be one of 'log', 'linear', got 'cubic'"),  # type: ignore[arg-type]
+    (lambda: Curvature(direction="up"), "direction must be one of"),  # type: ignore[arg-type]
+    (lambda: Curvature(trust=-0.5), "trust must not be negative"),
+    (lambda: Curvature(floor=math.inf), "floor must be finite"),
+    (lambda: Weighted(gamma=1.0), "gamma must be below 1"),
+    (lambda: EveryK(0), "k must be a whole number of at least 1"),
+    (lambda: EveryK(2.5), "k must be a whole number"),  # type: ignore[arg-type]
+    (lambda: PartOfBatch(0.0), "share must lie between 0 and 1"),
+    (lambda: PartOfBatch(pick="best"), "pick must be one of"),  # type: ignore[arg-type]
+    (lambda: RandomTensors(share=1.5), "share must lie between 0 and 1"),
+    (lambda: FisherMask(sparsity=1.0), "sparsity must"),
+    (lambda: DynamicMask(sparsity=-0.1), "sparsity must"),
+    (lambda: FisherMask(num_samples=0), "num_samples"),
+    (lambda: DynamicMask(period=0), "period"),
+    (lambda: DynamicMask(total_steps=0), "total_steps"),
+    (lambda: ByGradientNorm(decay=1.5), "decay must lie between 0 and 1"),
+    (lambda: ByGradientNorm(lambda1=math.nan), "lambda1 must be finite"),
+    (lambda: FollowLearningRate(lr_max=0.1, lr_min=0.2), "lr_max must be above lr_min"),
+    (lambda: FollowLearningRate(rho_min=-1), "rho_min must not be negative"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), BAD_PARTS, ids=[m for _, m in BAD_PARTS])
+def test_bad_values_are_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("hyper", "message"),
+    [
+        ({"warmup": -1}, "warmup must be a whole number"),
+        ({"warmup": 1.5}, "warmup must be a whole number"),
+        ({"max_norm": -1.0}, "max_norm must not be negative"),
+        ({"model": "resnet"}, "model must be a torch.nn.Module"),
+        ({"seed": -1}, "seed must be a whole number"),
+    ],
+)
+def test_bad_options(model: nn.Module, hyper: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        crsam.SAM(sgd(model), **hyper)
+
+
+def test_unknown_method_names_the_nearest(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match="did you mean 'looksam'"):
+        crsam.make("lookSAN", sgd(model))
+    with pytest.raises(ValueError, match="there are crsam, sam"):
+        crsam.make("adam", sgd(model))
+    assert isinstance(crsam.make("Gradient-Norm_Penalty", sgd(model)), crsam.GradientNormPenalty)
+
+
+def test_bases_that_are_not_built_optimizers(model: nn.Module) -> None:
+    for base, got in ((SGD, "SGD"), (model.parameters(), "generator"), (None, "NoneType")):
+        with pytest.raises(ValueError, match=f"base must be a built optimizer.*got {got}"):
+            crsam.SAM(base)  # type: ignore[arg-type]
+
+
+def test_a_base_without_parameters() -> None:
+    with pytest.raises(ValueError, match="no parameters"):
+        crsam.SAM(SGD([{"params": []}], lr=0.1))
+
+
+def test_nothing_to_train(model: nn.Module) -> None:
+    model.requires_grad_(False)
+    with pytest.raises(RuntimeError, match="requires a gradient"):
+        crsam.SAM(sgd(model)).step(lambda: loss_of(model))
+
+
+def test_wrapping_twice_is_refused(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match="already a SAM"):
+        crsam.CRSAM(crsam.SAM(sgd(model)))
+
+
+def test_parts_of_the_wrong_kind(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match=r"ascent must be one of Adaptive, .*Gradient"):
+        crsam.SharpnessAware(sgd(model), Curvature())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="objective must be one of Curvature"):
+        crsam.SharpnessAware(sgd(model), Gradient(), EveryK())  # type: ignore[arg-type]
+
+
+def test_parts_that_cannot_go_together_are_refused_with_the_reason(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match=r"use Weighted\(decoupled=False\)"):
+        crsam.SharpnessAware(sgd(model), Gradient(), Weighted(decoupled=True), EveryK())
+
+
+def test_parts_that_share_a_name_are_refused(model: nn.Module) -> None:
+    class Clashing(Ascent):
+        hyper = ("alpha",)
+        alpha = 0.1
+
+        def __call__(self, *args: Any) -> Any: ...
+
+    del Ascent.registered["Clashing"]  # not for the battery
+    with pytest.raises(ValueError, match="share the name"):
+        crsam.SharpnessAware(sgd(model), Clashing(), Curvature())

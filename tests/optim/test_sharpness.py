@@ -1,0 +1,193 @@
+"""The wrapper: groups, state and checkpoints shared with the base optimizer."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW
+
+import crsam
+import problems
+from crsam.optim import Gradient, SurrogateGap
+
+
+def train(model: nn.Module, opt: torch.optim.Optimizer, num: int = 3, first: int = 0) -> None:
+    for t, (x, y) in enumerate(list(problems.batches(first + num))[first:], start=first):
+        torch.manual_seed(t)
+        opt.step(problems.closure_of(model, opt, x, y))
+
+
+def make(model: nn.Module, method: str = "crsam", **hyper: Any) -> crsam.SharpnessAware:
+    base = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return crsam.make(method, base, model=model, **hyper)
+
+
+def test_groups_and_state_are_the_bases_own() -> None:
+    model = problems.conv_net()
+    opt = make(model)
+    assert opt.param_groups is opt.base.param_groups
+    train(model, opt)
+    assert opt.state is opt.base.state
+    assert all("momentum_buffer" in opt.state[p] for p in model.parameters())
+    opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+    assert opt.param_groups is opt.base.param_groups
+    assert opt.state is opt.base.state
+
+
+def test_a_base_that_has_been_training_keeps_its_state() -> None:
+    model = problems.conv_net()
+    base = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    train(model, base)
+    momentum = [base.state[p]["momentum_buffer"].clone() for p in model.parameters()]
+    opt = crsam.SAM(base)
+    for p, before in zip(model.parameters(), momentum):
+        assert torch.equal(opt.state[p]["momentum_buffer"], before)
+
+
+def test_a_second_wrapper_of_the_same_base_takes_its_own_hyper_parameters() -> None:
+    model = problems.conv_net()
+    base = SGD(model.parameters(), lr=0.05)
+    train(model, crsam.SAM(base, rho=0.05))
+    opt = crsam.SAM(base, rho=0.2)
+    assert opt.param_groups[0]["rho"] == 0.2
+    assert opt.param_groups[0]["crsam_step"] == 0
+
+
+def test_groups_added_later_join_in() -> None:
+    model, head = problems.conv_net(), nn.Linear(3, 3).double()
+    opt = make(model, "friendlysam")
+    train(model, opt, 2)
+    opt.add_param_group({"params": head.parameters(), "rho": 0.3})
+    assert [g["rho"] for g in opt.param_groups] == [0.05, 0.3]
+    assert opt.param_groups[1]["crsam_step"] == 2
+    whole = nn.Sequential(model, head)
+    before = head.weight.detach().clone()
+    train(whole, opt, 2)
+    assert not torch.equal(head.weight, before)
+    with pytest.raises(ValueError, match="rho must not be negative"):
+        opt.add_param_group({"params": nn.Linear(2, 2).parameters(), "rho": -1.0})
+    assert len(opt.param_groups) == 2
+
+
+def test_a_checkpoint_of_the_plain_base_can_be_taken_up() -> None:
+    model = problems.conv_net()
+    base = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    train(model, base)
+    opt = make(model, rho=0.2)
+    opt.load_state_dict(base.state_dict())
+    assert opt.param_groups[0]["rho"] == 0.2
+    assert opt.param_groups[0]["crsam_step"] == 0
+    for p in model.parameters():
+        assert torch.equal(opt.state[p]["momentum_buffer"], base.state[p]["momentum_buffer"])
+    train(model, opt)
+
+
+def test_a_checkpoint_can_be_taken_up_by_the_plain_base_and_by_another_method() -> None:
+    model = problems.conv_net()
+    opt = make(model, "friendlysam")
+    train(model, opt)
+    plain = SGD(model.parameters(), lr=1.0, momentum=0.9)
+    plain.load_state_dict(opt.state_dict())
+    train(model, plain)
+    other = make(model, "looksam", k=2)
+    other.load_state_dict(opt.state_dict())
+    train(model, other)
+    kept = {key for entry in other.state_dict()["state"].values() for key in entry}
+    assert kept == {"momentum_buffer", "crsam_reused"}  # not Friendly's mean gradient
+
+
+def test_a_checkpoint_for_other_parameters_is_refused_and_changes_nothing() -> None:
+    model = problems.conv_net()
+    opt = make(model, "friendlysam")
+    train(model, opt)
+    before = str(opt.state_dict())
+    wrong = make(nn.Linear(2, 2), "friendlysam").state_dict()
+    with pytest.raises(ValueError, match="size of optimizer's group"):
+        opt.load_state_dict(wrong)
+    assert str(opt.state_dict()) == before
+
+
+def test_loading_does_not_share_memory_with_the_checkpoint() -> None:
+    model = problems.conv_net()
+    opt = make(model, "friendlysam")
+    train(model, opt)
+    saved = opt.state_dict()
+    opt.load_state_dict(saved)
+    for entry in saved["state"].values():
+        entry["crsam_mean_gradient"].fill_(torch.nan)
+    train(model, opt)
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_copies_go_on_as_the_original(how: Any) -> None:
+    model = problems.conv_net()
+    opt = make(model, "friendlysam")
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
+    train(model, opt)
+    scheduler.step()
+    model_2, opt_2 = how((model, opt))
+    assert opt_2.model is model_2
+    train(model, opt, first=3)
+    train(model_2, opt_2, first=3)
+    for a, b in zip(model.parameters(), model_2.parameters()):
+        assert torch.equal(a, b)
+
+
+def test_hooks_run_once_per_step() -> None:
+    model = problems.conv_net()
+    opt = make(model)
+    calls = []
+    opt.register_step_pre_hook(lambda *_: calls.append("pre"))
+    opt.register_step_post_hook(lambda *_: calls.append("post"))
+    opt.base.register_step_pre_hook(lambda *_: calls.append("base"))
+    train(model, opt, 1)
+    assert calls == ["pre", "base", "post"]
+
+
+def test_a_scheduler_on_the_base_works_too() -> None:
+    model = problems.conv_net()
+    opt = make(model)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(opt.base, 0.5)
+    train(model, opt, 1)
+    scheduler.step()
+    assert opt.param_groups[0]["lr"] == 0.025
+
+
+def test_rho_follows_the_learning_rate_and_is_never_negative() -> None:
+    model = problems.conv_net()
+    base = SGD(model.parameters(), lr=0.1)
+    opt = crsam.GSAM(base, rho=0.2, rho_min=0.05, lr_min=0.02, model=model)
+    radii = []
+    for lr in (0.1, 0.06, 0.02, 0.001):
+        base.param_groups[0]["lr"] = lr
+        radii.append(opt._value(base.param_groups[0], "rho"))
+    assert radii == pytest.approx([0.2, 0.125, 0.05, 0.05])
+
+
+def test_repr_names_the_parts() -> None:
+    opt = make(problems.conv_net(), "gsam")
+    assert repr(opt).startswith("GSAM(Gradient(rho=0.05), SurrogateGap(alpha=0.4), EveryStep()")
+
+
+def test_bf16_weights_come_back_bit_for_bit() -> None:
+    """50 steps there and back: restoring by adding and subtracting would drift."""
+    model = problems.conv_net(torch.bfloat16)
+    opt = crsam.CRSAM(AdamW(model.parameters(), lr=0.0, weight_decay=0.0), warmup=0, model=model)
+    before = [p.detach().clone() for p in model.parameters()]
+    for x, y in problems.batches(50, torch.bfloat16):
+        opt.step(problems.closure_of(model, opt, x, y))
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before))
+
+
+def test_parts_given_by_keyword() -> None:
+    model = problems.conv_net()
+    base = SGD(model.parameters(), lr=0.05)
+    opt = crsam.SharpnessAware(base, ascent=Gradient(0.1), objective=SurrogateGap(0.2))
+    train(model, opt, 1)
+    assert opt.param_groups[0]["alpha"] == 0.2

@@ -1,0 +1,72 @@
+"""Algebra on lists of tensors against the same on one long vector."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from crsam import _tensors as tn
+from crsam.optim.step import times
+
+
+@st.composite
+def tensor_lists(draw: st.DrawFn, num: int = 1) -> list[list[Tensor]]:
+    shapes = draw(st.lists(st.lists(st.integers(1, 4), max_size=3), min_size=1, max_size=4))
+    g = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
+    return [[torch.randn(s, dtype=torch.float64, generator=g) for s in shapes] for _ in range(num)]
+
+
+def flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([t.flatten() for t in tensors])
+
+
+@given(tensor_lists(num=2))
+def test_norm_and_dot_are_those_of_the_long_vector(lists: list[list[Tensor]]) -> None:
+    a, b = lists
+    torch.testing.assert_close(tn.norm(a), flat(a).norm())
+    torch.testing.assert_close(tn.dot(a, b), flat(a) @ flat(b))
+
+
+@given(tensor_lists(num=2), st.floats(-2, 2))
+def test_combinations_are_those_of_the_long_vector(lists: list[list[Tensor]], x: float) -> None:
+    a, b = lists
+    expected = (1 - x) * flat(a) + x * flat(b)
+    torch.testing.assert_close(flat(tn.mix_(tn.clone(a), tn.clone(b), x)), expected)
+    torch.testing.assert_close(flat(tn.add_(tn.clone(a), b, x)), flat(a) + x * flat(b))
+
+
+@given(tensor_lists(), st.floats(-2, 2))
+def test_every_form_of_scale_gives_the_same(lists: list[list[Tensor]], x: float) -> None:
+    (a,) = lists
+    tensor = torch.tensor(x, dtype=torch.float64)
+    for scale in (x, tensor, [x] * len(a), [tensor] * len(a)):
+        torch.testing.assert_close(flat(tn.scale_(tn.clone(a), scale)), x * flat(a))
+        torch.testing.assert_close(
+            flat(tn.scale_(tn.clone(a), times(scale, tensor))), x * x * flat(a)
+        )
+
+
+@given(tensor_lists(), st.floats(0, 1))
+def test_top_mask_keeps_the_largest_of_all(lists: list[list[Tensor]], share: float) -> None:
+    (a,) = lists
+    count = round(share * flat(a).numel())
+    mask = flat(tn.top_mask(a, count))
+    assert mask.sum() == count
+    if 0 < count < len(mask):
+        assert flat(a)[mask].min() >= flat(a)[~mask].max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_norms_of_low_precision_tensors_are_float32_and_do_not_overflow(dtype: torch.dtype) -> None:
+    big = [torch.full((100, 100), 300.0, dtype=dtype)]
+    assert tn.norm(big).dtype == torch.float32
+    assert tn.norm(big).item() == pytest.approx(30_000)
+    assert tn.dot(big, big).item() == pytest.approx(9e8)
+
+
+def test_nothing_divided_by_nothing_is_nothing() -> None:
+    assert tn.safe_reciprocal(torch.tensor(0.0)) == 0
+    assert tn.safe_reciprocal(torch.tensor(4.0)) == 0.25
