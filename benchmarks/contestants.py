@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import NamedTuple
 
-import pytorch_optimizer
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,6 +16,7 @@ import crsam
 
 PLAIN, BASE, SAM, RIVAL = "plain pass", "SGD", "sam", "pytorch_optimizer SAM"
 CRSAM_LOG, CRSAM_LINEAR = "crsam log", "crsam linear"
+HAS_RIVAL = find_spec("pytorch_optimizer") is not None
 LR, MOMENTUM, RHO = 0.01, 0.9, 0.05
 """Of every contestant, but for methods of ours, whose ρ is their own default."""
 
@@ -30,7 +31,7 @@ class Contestant(NamedTuple):
 def names() -> list[str]:
     """The plain pass and the base first, then all methods, then the rival."""
     others = [name for name in crsam.methods() if name not in ("crsam", SAM)]
-    return [PLAIN, BASE, SAM, CRSAM_LOG, CRSAM_LINEAR, *others, RIVAL]
+    return [PLAIN, BASE, SAM, CRSAM_LOG, CRSAM_LINEAR, *others, *([RIVAL] * HAS_RIVAL)]
 
 
 def build(name: str, net: nn.Module, x: Tensor, y: Tensor) -> Contestant:
@@ -49,6 +50,8 @@ def build(name: str, net: nn.Module, x: Tensor, y: Tensor) -> Contestant:
     if name == PLAIN:
         return Contestant(closure)
     if name == RIVAL:
+        import pytorch_optimizer
+
         rival = pytorch_optimizer.SAM(model.parameters(), SGD, rho=RHO, lr=LR, momentum=MOMENTUM)
         # Its manual: the gradient at w is computed before `step`, which takes that at w + e.
         return Contestant(lambda: (closure(), rival.step(closure)))  # type: ignore[arg-type]

@@ -56,8 +56,12 @@ class Offset:
 class Probe(Protocol):
     """Loss and gradient of the same batch, with the same random masks, at any offset from ``w``."""
 
-    def __call__(self, offset: Offset | None = None) -> Evaluation:
-        """Loss and gradient at ``w + offset``: one pass."""
+    def __call__(self, offset: Offset | None = None, *, spend: bool = False) -> Evaluation:
+        """Loss and gradient at ``w + offset``: one pass.
+
+        With `spend` the step's last pass: the offset's direction (and ``center.grads``, where that
+        is the same list) is given up as soon as the weights are moved, to save its memory.
+        """
 
     def losses(self, offset: Offset | None = None) -> Tensor:
         """The loss of each sample at ``w + offset``: one forward, no gradient."""
@@ -100,17 +104,17 @@ class ClosureProbe:
         narrowed.seen, narrowed.sparse_dims = self.seen, self.sparse_dims
         return narrowed
 
-    def __call__(self, offset: Offset | None = None) -> Evaluation:
+    def __call__(self, offset: Offset | None = None, *, spend: bool = False) -> Evaluation:
         for p in self.params:
             p.grad = None
-        with self._moved(offset), self.replay.one_pass(), torch.enable_grad():
+        with self._moved(offset, spend), self.replay.one_pass(), torch.enable_grad():
             if isinstance(self.closure, PerSample):
                 losses = self.closure.backward(self.part)
                 loss: Tensor | float | None = losses.mean()
             else:
                 losses = None
                 loss = self.closure()
-        return Evaluation(_as_scalar(loss), self._collect(), losses)
+        return Evaluation(_as_scalar(loss), self._collect(copy=not spend), losses)
 
     def losses(self, offset: Offset | None = None) -> Tensor:
         assert isinstance(self.closure, PerSample)
@@ -131,7 +135,7 @@ class ClosureProbe:
         return total
 
     @contextmanager
-    def _moved(self, offset: Offset | None) -> Iterator[None]:
+    def _moved(self, offset: Offset | None, spend: bool = False) -> Iterator[None]:
         if offset is None:
             yield
             return
@@ -140,12 +144,14 @@ class ClosureProbe:
         try:
             # w := scale·direction + saved, written into w itself, so that the offset needs no copy.
             tn.add_(tn.scale_(tn.copy_(moved, offset.direction), offset.scale), saved)
+            if spend:
+                offset.direction.clear()
             yield
         finally:
             tn.copy_(moved, saved)
 
-    def _collect(self) -> Tensors:
-        """Copies of the gradients: those of a later pass may be written over the same memory."""
+    def _collect(self, copy: bool) -> Tensors:
+        """The gradients; copies of them where later passes may write over the same memory."""
         grads = [p.grad for p in self.params]
         if all(g is None for g in grads):
             raise RuntimeError(
@@ -162,7 +168,7 @@ class ClosureProbe:
                 self.sparse_dims[i] = g.sparse_dim()
                 g = g.to_dense()
             dense.append(g)
-        return tn.clone(dense)
+        return tn.clone(dense) if copy else dense
 
 
 def _as_scalar(loss: Tensor | float | None) -> Tensor:

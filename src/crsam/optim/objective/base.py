@@ -27,9 +27,11 @@ class Objective(Registered):
         """
 
     @staticmethod
-    def above(step: Step, center: Evaluation, offset: Offset, probe: Probe) -> Evaluation:
+    def above(
+        step: Step, center: Evaluation, offset: Offset, probe: Probe, spend: bool = False
+    ) -> Evaluation:
         """The probe at ``w + e``, with its loss and the sharpness put into the report."""
-        plus = probe(offset)
+        plus = probe(offset, spend=spend)
         step.report["loss_plus"] = plus.loss
         step.report["sharpness"] = plus.loss - center.loss
         return plus

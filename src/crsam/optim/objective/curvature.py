@@ -14,7 +14,7 @@ from crsam._tensors import Tensors
 from crsam.optim.objective.base import Objective
 from crsam.optim.part import non_negative, one_of
 from crsam.optim.probe import Evaluation, Offset, Probe
-from crsam.optim.step import Step
+from crsam.optim.step import Step, times
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,11 @@ class Curvature(Objective):
             sign = torch.where(d_1 < 0, -1.0, 1.0)
             tn.scale_(first, sign)
             d_1 = d_1 * sign
-        tn.scale_(second, step.hyper("alpha"))
-        tn.scale_(first, step.hyper("beta"))
+        alpha, beta = step.hyper("alpha"), step.hyper("beta")
         if self.form == "log":
-            tn.scale_(second, self._guarded(step, "curvature", d_2, center.loss))
-            tn.scale_(first, self._guarded(step, "slope", d_1, center.loss))
-        regularizer = tn.add_(second, first)
+            alpha = times(alpha, self._guarded(step, "curvature", d_2, center.loss))
+            beta = times(beta, self._guarded(step, "slope", d_1, center.loss))
+        regularizer = tn.add_(tn.scale_(second, alpha), tn.scale_(first, beta))
         if self.trust is not None:
             bound, length = self.trust * tn.norm(plus.grads), tn.norm(regularizer)
             step.report["trust_scale"] = torch.where(length > bound, bound / length, 1.0)

@@ -1,0 +1,60 @@
+"""Where and with what a result was measured: the head of every file under ``results/``."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import shlex
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def environment(
+    device: torch.device | str = "cpu", packages: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Command, date, commit, hardware and versions (of torch, crsam and `packages`)."""
+    return {
+        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
+        "date": datetime.date.today().isoformat(),
+        "commit": _commit(),
+        "hardware": _hardware(torch.device(device)),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in ("torch", "crsam", *packages)},
+    }
+
+
+def _version(package: str) -> str | None:
+    if package == "torch":
+        return str(torch.__version__)
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit, with a ``+`` where tracked files differ from it; None outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        show = ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+        return subprocess.run(
+            show, cwd=here, capture_output=True, check=True, text=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _hardware(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+        return f"{names[0]}, {len(names)} cores"
+    except (OSError, IndexError):
+        return platform.processor() or platform.machine()
