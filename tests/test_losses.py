@@ -40,6 +40,17 @@ def test_saf_compares_each_sample_with_itself_lag_epochs_ago() -> None:
         saf.next_epoch()
 
 
+def test_saf_leaves_out_samples_it_did_not_see_lag_epochs_ago() -> None:
+    saf = crsam.SAF(4, 3, lag=3, start=3)
+    logits, targets = torch.tensor([[5.0, 0, 0]] * 4), torch.zeros(4).long()
+    for epoch in range(3):
+        seen = torch.arange(3 if epoch == 0 else 4)
+        saf(logits[seen], targets[seen], seen)
+        saf.next_epoch()
+    loss = saf(logits, targets, torch.arange(4))
+    torch.testing.assert_close(loss, F.cross_entropy(logits, targets))
+
+
 def test_saf_in_evaluation_mode_remembers_nothing() -> None:
     saf = crsam.SAF(4, 2).eval()
     saf(torch.ones(2, 2), torch.zeros(2).long(), torch.arange(2))
@@ -108,7 +119,7 @@ def test_mesa_mean_model_has_the_models_batch_norm_statistics_and_no_gradient() 
         (lambda: crsam.SAF(4, 3, lam=-1.0), "lam must not be negative"),
         (lambda: crsam.SAF(4, 3, tau=0.0), "tau must be above 0"),
         (lambda: crsam.SAF(4, 3, lag=3, start=2), "start must be a whole number of at least 3"),
-        (lambda: crsam.MESA(nn.Linear(2, 2), decay=1.5), "decay must lie between 0 and 1"),
+        (lambda: crsam.MESA(nn.Linear(2, 2), decay=1.5), "decay must be between 0 and 1"),
     ],
 )
 def test_bad_values_are_refused(make: object, message: str) -> None:

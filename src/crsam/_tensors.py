@@ -73,8 +73,9 @@ def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
 
 
 def safe_reciprocal(x: Tensor) -> Tensor:
-    """``1/x``, and 0 where ``x = 0``: no direction is no move, rather than NaN."""
-    return torch.where(x == 0, 0.0, 1.0 / x)
+    """``1/x``, and 0 where that is not finite: no direction is no move, rather than NaN."""
+    inverse = 1.0 / x
+    return torch.where(inverse.isfinite(), inverse, 0.0)
 
 
 def top_mask(scores: Sequence[Tensor], count: int) -> Tensors:

@@ -36,11 +36,11 @@ class _Trajectory(nn.Module):
         """To be called after each epoch."""
         self.epoch += 1
 
-    def distance(self, logits: Tensor, past: Tensor) -> Tensor:
-        """The second term: the mean over the batch."""
+    def distances(self, logits: Tensor, past: Tensor) -> Tensor:
+        """The second term, for each sample."""
         log_now = F.log_softmax(logits / self.tau, dim=-1)
         log_past = F.log_softmax(past.to(logits.dtype) / self.tau, dim=-1)
-        kl = F.kl_div(log_now, log_past, log_target=True, reduction="batchmean")
+        kl = F.kl_div(log_now, log_past, log_target=True, reduction="none").sum(-1)
         return self.lam * self.tau**2 * kl
 
     def get_extra_state(self) -> dict[str, int]:
@@ -54,7 +54,9 @@ class SAF(_Trajectory):
     r"""Holds each sample's logits close to its own of `lag` epochs ago. No pass beside the first.
 
     $\ell(z, y) + \lambda\tau^2 KL(\mathrm{softmax}(z_{old}/\tau) \Vert \mathrm{softmax}(z/\tau))$
-    from epoch `start` on. Keeps ``(lag + 1) × num_samples × num_classes`` numbers.
+    from epoch `start` on; samples that were not seen `lag` epochs ago have the plain loss only.
+    Keeps ``(lag + 1) × num_samples × num_classes`` numbers. Under data parallelism a rank knows
+    only the samples it has seen: use a sampler that gives it the same ones in every epoch.
 
     Args:
         num_samples: Size of the training set.
@@ -75,6 +77,7 @@ class SAF(_Trajectory):
     """
 
     history: Tensor
+    epochs: Tensor
 
     def __init__(
         self,
@@ -93,16 +96,19 @@ class SAF(_Trajectory):
         at_least("start", start, lag)
         self.lag = lag
         self.register_buffer("history", torch.zeros(lag + 1, num_samples, num_classes))
+        self.register_buffer("epochs", torch.full((lag + 1, num_samples), -1))
 
     def forward(self, logits: Tensor, targets: Tensor, indices: Tensor) -> Tensor:
         """The loss; in training mode it also remembers the logits of these samples."""
         loss = self.criterion(logits, targets)
         if self.epoch >= self.start:
-            past = self.history[(self.epoch - self.lag) % len(self.history), indices]
-            loss = loss + self.distance(logits, past)
+            slot = (self.epoch - self.lag) % len(self.history)
+            known = self.epochs[slot, indices] == self.epoch - self.lag
+            loss = loss + (known * self.distances(logits, self.history[slot, indices])).mean()
         if self.training:
-            now = logits.detach().to(self.history.dtype)
-            self.history[self.epoch % len(self.history), indices] = now
+            slot = self.epoch % len(self.history)
+            self.history[slot, indices] = logits.detach().to(self.history.dtype)
+            self.epochs[slot, indices] = self.epoch
         return loss
 
 
@@ -151,7 +157,7 @@ class MESA(_Trajectory):
         if self.epoch >= self.start:
             with torch.no_grad():
                 past = self.mean_model(inputs)
-            loss = loss + self.distance(logits, past)
+            loss = loss + self.distances(logits, past).mean()
         return loss
 
     @torch.no_grad()

@@ -101,9 +101,10 @@ def test_per_sample_losses_of_the_wrong_shape(model: nn.Module) -> None:
 def test_bad_rho(model: nn.Module, method: str, value: Any) -> None:
     with pytest.raises(ValueError, match="rho must"):
         crsam.make(method, sgd(model), rho=value)
-    base = SGD([{"params": model.parameters(), "rho": value}], lr=0.1)
+    base = SGD([{"params": list(model.parameters()), "rho": value}], lr=0.1)
     with pytest.raises(ValueError, match="rho must"):
         crsam.make(method, base)
+    assert base.param_groups[0]["params"] == list(model.parameters()), "the base was harmed"
 
 
 BAD_PARTS: list[tuple[Callable[[], Any], str]] = [
@@ -116,15 +117,15 @@ BAD_PARTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: Weighted(gamma=1.0), "gamma must be below 1"),
     (lambda: EveryK(0), "k must be a whole number of at least 1"),
     (lambda: EveryK(2.5), "k must be a whole number"),  # type: ignore[arg-type]
-    (lambda: PartOfBatch(0.0), "share must lie between 0 and 1"),
+    (lambda: PartOfBatch(0.0), "share must be above 0 and at most 1"),
     (lambda: PartOfBatch(pick="best"), "pick must be one of"),  # type: ignore[arg-type]
-    (lambda: RandomTensors(share=1.5), "share must lie between 0 and 1"),
+    (lambda: RandomTensors(share=1.5), "share must be above 0 and at most 1"),
     (lambda: FisherMask(sparsity=1.0), "sparsity must"),
     (lambda: DynamicMask(sparsity=-0.1), "sparsity must"),
     (lambda: FisherMask(num_samples=0), "num_samples"),
     (lambda: DynamicMask(period=0), "period"),
     (lambda: DynamicMask(total_steps=0), "total_steps"),
-    (lambda: ByGradientNorm(decay=1.5), "decay must lie between 0 and 1"),
+    (lambda: ByGradientNorm(decay=1.5), "decay must be between 0 and 1"),
     (lambda: ByGradientNorm(lambda1=math.nan), "lambda1 must be finite"),
     (lambda: FollowLearningRate(lr_max=0.1, lr_min=0.2), "lr_max must be above lr_min"),
     (lambda: FollowLearningRate(rho_min=-1), "rho_min must not be negative"),

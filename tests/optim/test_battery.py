@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import crsam
 import problems
+from crsam.optim import ByGradientNorm
 from optim.combos import ALL, METHODS, Maker
 
 every_combination = pytest.mark.parametrize("make", ALL.values(), ids=ALL.keys())
@@ -179,6 +181,29 @@ def test_step_returns_the_loss_at_the_weights_before_it(make: Maker) -> None:
         assert torch.equal(loss, expected.detach())
         assert torch.equal(opt.report["loss"], loss)
         assert all(v.ndim == 0 and not v.requires_grad for v in opt.report.values())
+
+
+class NoReading(TorchDispatchMode):
+    """Raises where a tensor's value is read by Python: on a GPU, the step would wait there."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        assert func is not torch.ops.aten._local_scalar_dense.default, "a tensor's value was read"
+        assert func is not torch.ops.aten.equal.default
+        return func(*args, **(kwargs or {}))
+
+
+@every_combination
+def test_no_value_is_read_off_the_device(make: Maker) -> None:
+    model = problems.conv_net(torch.float32)
+    model[5].momentum = 0.1  # with a cumulative mean, torch's batch norm itself reads its count
+    opt = make(momentum_sgd(model), model=model)
+    if isinstance(opt.schedule, ByGradientNorm):
+        pytest.skip("must decide by a number")
+    for x, y in problems.batches(4, torch.float32):
+        with NoReading():
+            opt.step(problems.samples_of(model, x, y))
 
 
 @every_method

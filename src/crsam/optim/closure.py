@@ -53,7 +53,7 @@ class PerSample:
         """Backpropagates the mean loss over `part`; returns the losses, detached."""
         losses = self.losses(part)
         losses.mean().backward()  # type: ignore[no-untyped-call]
-        return losses.detach().to(torch.promote_types(losses.dtype, torch.float32))
+        return losses.detach().to(torch.promote_types(losses.dtype, torch.float32), copy=True)
 
     def __call__(self) -> Tensor:
         """As a plain closure: backpropagates and returns the mean loss of the batch."""

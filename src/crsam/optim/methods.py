@@ -18,7 +18,7 @@ from crsam.optim.ascent import (
     RandomTensors,
 )
 from crsam.optim.objective import Curvature, GradientNorm, SurrogateGap, Weighted
-from crsam.optim.part import one_of
+from crsam.optim.part import non_negative, one_of, share
 from crsam.optim.radius import FollowLearningRate
 from crsam.optim.schedule import ByGradientNorm, EveryK, PartOfBatch
 from crsam.optim.sharpness import SharpnessAware
@@ -125,6 +125,8 @@ class ESAM(SharpnessAware):
         gamma: float = 0.5,
         **common: Unpack[Common],
     ) -> None:
+        share("beta", beta)
+        share("gamma", gamma)
         super().__init__(base, RandomTensors(rho, beta), schedule=PartOfBatch(gamma), **common)
 
 
@@ -142,6 +144,7 @@ class LookSAM(SharpnessAware):
         alpha: float = 0.7,
         **common: Unpack[Common],
     ) -> None:
+        non_negative("alpha", alpha)
         super().__init__(base, Gradient(rho), schedule=EveryK(k, alpha), **common)
 
 

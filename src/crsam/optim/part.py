@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC
+from numbers import Integral, Real
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -57,11 +58,12 @@ def share(name: str, value: Any, *, zero: bool = False) -> None:
     """A share of something: above 0 (or 0, where allowed) and at most 1."""
     _number(name, value)
     if not (0 < value <= 1 or (zero and value == 0)):
-        raise ValueError(f"{name} must lie between 0 and 1, got {value}")
+        allowed = "between 0 and 1" if zero else "above 0 and at most 1"
+        raise ValueError(f"{name} must be {allowed}, got {value}")
 
 
 def at_least(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
@@ -71,7 +73,9 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
 
 
 def _number(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
+    if isinstance(value, bool) or not isinstance(value, Real | Tensor):
         raise ValueError(f"{name} must be a number, got {value!r}")
+    if isinstance(value, Tensor) and value.ndim:
+        raise ValueError(f"{name} must be a single number, got shape {tuple(value.shape)}")
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value}")

@@ -119,7 +119,7 @@ class ClosureProbe:
     def losses(self, offset: Offset | None = None) -> Tensor:
         assert isinstance(self.closure, PerSample)
         with self._moved(offset), self.replay.one_pass(), torch.no_grad():
-            return self.closure.losses(self.part)
+            return self.closure.losses(self.part).clone()
 
     def fisher(self, num_samples: int) -> Tensors:
         assert isinstance(self.closure, PerSample)
@@ -131,11 +131,12 @@ class ClosureProbe:
                 grads = torch.autograd.grad(
                     loss, self.params, retain_graph=i < count, materialize_grads=True
                 )
-                tn.add_(total, tn.multiply_(list(grads), grads))
+                tn.add_(total, [g.square() for g in grads])  # they may share memory
         return total
 
     @contextmanager
     def _moved(self, offset: Offset | None, spend: bool = False) -> Iterator[None]:
+        torch.clear_autocast_cache()  # or a pass would see the last one's weights, cast to bf16
         if offset is None:
             yield
             return
@@ -149,6 +150,7 @@ class ClosureProbe:
             yield
         finally:
             tn.copy_(moved, saved)
+            torch.clear_autocast_cache()
 
     def _collect(self, copy: bool) -> Tensors:
         """The gradients; copies of them where later passes may write over the same memory."""
@@ -172,12 +174,14 @@ class ClosureProbe:
 
 
 def _as_scalar(loss: Tensor | float | None) -> Tensor:
-    if loss is None:
-        raise RuntimeError("the closure returned None: it must return the loss")
-    loss = torch.as_tensor(loss).detach()
+    if not isinstance(loss, Tensor | float | int):
+        raise RuntimeError(f"the closure returned {type(loss).__name__}: it must return the loss")
+    if not isinstance(loss, Tensor):
+        loss = torch.tensor(loss, dtype=torch.float64)
     if loss.numel() != 1:
         raise RuntimeError(
             f"the closure returned a loss of shape {tuple(loss.shape)}: it must be one number, "
             "such as the mean over the batch"
         )
-    return loss.reshape(()).to(tn.wide_dtype([loss]))
+    # A copy: a closure may return the same accumulator in every pass.
+    return loss.detach().reshape(()).to(tn.wide_dtype([loss]), copy=True)

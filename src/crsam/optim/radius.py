@@ -20,7 +20,8 @@ class FollowLearningRate:
 
     Args:
         rho_min: ρ at the lowest learning rate.
-        lr_max: The highest learning rate; None: the group's when the optimizer is made.
+        lr_max: The highest learning rate; None: the group's when the optimizer is made, before
+            any scheduler that is already attached has changed it.
         lr_min: The lowest.
     """
 
@@ -35,6 +36,8 @@ class FollowLearningRate:
             raise ValueError(f"lr_max must be above lr_min = {self.lr_min}, got {self.lr_max}")
 
     def __call__(self, rho: float | Tensor, lr: float | Tensor, lr_max: float) -> Any:
+        if lr_max <= self.lr_min:  # a group that is not trained: nothing to follow
+            return rho
         share = (lr - self.lr_min) / (lr_max - self.lr_min)
         if isinstance(share, Tensor):
             share = torch.clamp(share, 0.0, 1.0)

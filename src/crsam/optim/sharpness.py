@@ -111,8 +111,9 @@ class SharpnessAware(Optimizer):
         self._numbers = {PREFIX + n: 0.0 for part in self._parts for n in part.numbers}
         for group in base.param_groups:
             if self._counter in group:  # left by an earlier wrapper of the same base
-                for key in (self._counter, *self._hyper, *self._numbers):
+                for key in (self._counter, PREFIX + "lr_max", *self._hyper, *self._numbers):
                     group.pop(key, None)
+            self._check_group(group)
         state = base.state  # torch's constructor starts afresh; a base may have state already
         super().__init__(list(base.param_groups), {**base.defaults, **self._hyper})
         base.state = state
@@ -145,11 +146,11 @@ class SharpnessAware(Optimizer):
         self.base.add_param_group(param_group)
         group, first = self.param_groups[-1], self.param_groups[0]
         for key, value in self._hyper.items():
-            group.setdefault(key, value)
+            group.setdefault(key, value.clone() if isinstance(value, Tensor) else value)
         for key, value in {self._counter: 0, **self._numbers}.items():
             group.setdefault(key, first.get(key, value))
         if self.follow is not None:
-            group.setdefault(PREFIX + "lr_max", self.follow.lr_max or float(group["lr"]))
+            group.setdefault(PREFIX + "lr_max", float(group.get("initial_lr", group["lr"])))
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
         for part in self._parts:
@@ -175,7 +176,8 @@ class SharpnessAware(Optimizer):
             TypeError: Without a closure, or with one that cannot tell samples apart where needed.
             RuntimeError: If the closure leaves no gradient or returns no single number.
 
-        If the closure raises, weights, base state and method state are as before the step.
+        If the closure raises, weights, base state and method state are as before the step (of an
+        L-BFGS base, weights and method state).
         """
         self._check_closure(closure)
         assert closure is not None
@@ -207,16 +209,20 @@ class SharpnessAware(Optimizer):
         except BaseException:
             tn.copy_(params, saved)
             raise
-        return steps[0], torch.as_tensor(loss)
+        (step,) = steps
+        step.report["loss"] = torch.as_tensor(loss)
+        return step, step.report["loss"]
 
     def _evaluate(self, closure: Closure | PerSample) -> tuple[Step, Tensor]:
         """All passes of a step: puts the surrogate gradient into ``.grad``; moves nothing."""
         step = self._new_step()
+        for p in self._all_params():  # of parameters frozen since their last step, too
+            p.grad = None
         probe = ClosureProbe(closure, step.params, Replay(step.params, self.model))
         center = probe()
         loss = center.loss
         step.grad_norm = tn.norm(center.grads)
-        step.report |= {"loss": loss, "grad_norm": step.grad_norm}
+        step.report |= {"loss": loss.clone(), "grad_norm": step.grad_norm}
         if self.schedule.pays(step):
             offset = self.ascent(step, center, probe)
             g_0 = tn.clone(center.grads) if self.schedule.reuses else []
@@ -258,7 +264,8 @@ class SharpnessAware(Optimizer):
         value = group[self._keys[name]]
         if name == "rho":
             if self.follow is not None:
-                value = self.follow(value, group["lr"], group[PREFIX + "lr_max"])
+                lr_max = self.follow.lr_max or group[PREFIX + "lr_max"]
+                value = self.follow(value, group["lr"], lr_max)
             value = value * warmup_factor(group[self._counter], self.warmup)
         return value
 
@@ -315,7 +322,9 @@ class SharpnessAware(Optimizer):
         """
         names = {PREFIX + name: name for part in self._parts for name in part.memory}
         theirs: dict[Any, Any] = {}
-        ours: dict[int, dict[str, Tensor]] = {}
+        ours: dict[Any, dict[str, Tensor]] = {}
+        params = self._all_params()
+        saved = [key for group in state_dict["param_groups"] for key in group["params"]]
         for index, entry in state_dict["state"].items():
             entry = entry if isinstance(entry, Mapping) else {}
             kept = {k: v for k, v in entry.items() if not str(k).startswith(PREFIX)}
@@ -325,9 +334,9 @@ class SharpnessAware(Optimizer):
         before = [dict(group) for group in self.param_groups]
         self.base.load_state_dict({**state_dict, "state": theirs})
         self._memory = {
-            p: {name: v.detach().to(p.device, copy=True) for name, v in ours[index].items()}
-            for index, p in enumerate(self._all_params())
-            if ours.get(index)
+            p: {name: v.detach().to(p.device, copy=True) for name, v in ours[key].items()}
+            for key, p in zip(saved, params, strict=True)
+            if ours.get(key)
         }
         for group, old in zip(self.param_groups, before, strict=True):
             for key in (self._counter, PREFIX + "lr_max", *self._hyper, *self._numbers):
@@ -343,7 +352,7 @@ class SharpnessAware(Optimizer):
         return {k: v for k, v in self.__dict__.items() if k != "step"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        super().__setstate__(state)
 
     def __repr__(self) -> str:
         parts = ", ".join(map(repr, self._parts))
@@ -364,6 +373,10 @@ def _check_base(base: Any) -> None:
         )
     if not any(group["params"] for group in base.param_groups):
         raise ValueError("the base optimizer has no parameters")
+    if any(group.get("maximize") for group in base.param_groups):
+        raise ValueError("maximize=True is not supported: let the closure return the negative loss")
+    if any(p.is_complex() for group in base.param_groups for p in group["params"]):
+        raise ValueError("complex parameters are not supported: use torch.view_as_real")
 
 
 def _check_parts(ascent: Ascent, objective: Objective, schedule: Schedule) -> None:

@@ -77,13 +77,18 @@ class Step:
         """Remember `tensors`, if the step succeeds."""
         self.kept[name] = tensors
 
-    def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
-        """Random numbers of this very step: the same after a resume and on every rank."""
-        return torch.Generator(device).manual_seed(self._seed)
+    def generator(self, device: torch.device | str = "cpu", stream: int = 0) -> torch.Generator:
+        """Random numbers of this very step: the same after a resume and on every rank.
 
-    def draw(self, kind: Callable[..., Tensor]) -> Tensors:
+        Ascents draw from stream 0, objectives from 1 and schedules from 2, so that no two parts of
+        a step see the same numbers.
+        """
+        return torch.Generator(device).manual_seed((self._seed + (stream << 40)) % 2**63)
+
+    def draw(self, kind: Callable[..., Tensor], stream: int = 0) -> Tensors:
         """``torch.rand`` or ``torch.randn`` in the shape of the parameters."""
-        generators = {p.device: self.generator(p.device) for p in self.params}
+        devices = {p.device for p in self.params}
+        generators = {device: self.generator(device, stream) for device in devices}
         return [
             kind(p.shape, dtype=p.dtype, device=p.device, generator=generators[p.device])
             for p in self.params

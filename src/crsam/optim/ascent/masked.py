@@ -11,7 +11,7 @@ import torch
 from crsam import _tensors as tn
 from crsam._tensors import Tensors
 from crsam.optim.ascent.base import Ascent
-from crsam.optim.part import at_least, share
+from crsam.optim.part import at_least
 from crsam.optim.probe import Evaluation, Offset, Probe
 from crsam.optim.step import Step
 
@@ -32,7 +32,8 @@ class _Masked(Ascent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        share("1 - sparsity", 1 - self.sparsity)
+        if not 0 <= self.sparsity < 1:
+            raise ValueError(f"sparsity must be at least 0 and below 1, got {self.sparsity}")
         at_least("period", self.period, 1)
 
     @abstractmethod
@@ -43,6 +44,8 @@ class _Masked(Ascent):
 
     def __call__(self, step: Step, center: Evaluation, probe: Probe) -> Offset:
         mask = step.recall("mask", _full)
+        if mask is not None:
+            mask = [m.bool() for m in mask]  # a plain optimizer's checkpoint makes numbers of it
         if step.count > 0 and step.count % self.period == 0:
             count = round((1 - self.sparsity) * sum(p.numel() for p in step.params))
             mask = self.renew(step, center, probe, mask, count)

@@ -34,7 +34,7 @@ class RandomTensors(Ascent):
         share("share", self.share)
 
     def __call__(self, step: Step, center: Evaluation, probe: Probe) -> Offset:
-        draws = torch.rand(len(step.params), generator=step.generator())
+        draws = torch.rand(len(step.params), generator=step.generator(), device="cpu")
         scale = step.radius_over(step.grad_norm * self.share)
         scales = scale if isinstance(scale, list) else [scale] * len(step.params)
         nothing = torch.zeros_like(step.grad_norm)

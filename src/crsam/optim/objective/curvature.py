@@ -41,8 +41,8 @@ class Curvature(Objective):
         form: ``"log"`` or ``"linear"``.
         trust: The bound; None for the form as written.
         direction: ``"gradient"``: along the ascent's offset. ``"random"``: along a random direction
-            of the same length, drawn at every step (the expectation in the paper's $R_c$), while
-            $g_+$ stays the worst case; the direction is oriented so that $d_1 \ge 0$.
+            of that length, drawn at every step (the expectation in the paper's $R_c$), while $g_+$
+            stays the worst case; the direction is oriented so that $d_1 \ge 0$.
         floor: How large a difference must be to count as positive, in units of the loss. None: 8
             times the rounding error of the loss's dtype. Under bf16 autocast the loss is float32
             but only good to about 1e-5: say so here.
@@ -77,8 +77,8 @@ class Curvature(Objective):
         if self.direction == "gradient":
             around, up, down = offset, plus, probe(-offset)
         else:
-            v = step.draw(torch.randn)
-            around = Offset(v, step.radius_over(tn.norm(v)))
+            v = step.draw(torch.randn, stream=1)
+            around = Offset(v, offset.length() * tn.safe_reciprocal(tn.norm(v)))
             up, down = probe(around), probe(-around)
         d_1 = up.loss - down.loss
         d_2 = (up.loss - center.loss) + (down.loss - center.loss)
@@ -94,6 +94,7 @@ class Curvature(Objective):
             d_1 = d_1 * sign
         alpha, beta = step.hyper("alpha"), step.hyper("beta")
         if self.form == "log":
+            _warn_of_ranks()
             alpha = times(alpha, self._guarded(step, "curvature", d_2, center.loss))
             beta = times(beta, self._guarded(step, "slope", d_1, center.loss))
         regularizer = tn.add_(tn.scale_(second, alpha), tn.scale_(first, beta))
@@ -109,3 +110,14 @@ class Curvature(Objective):
         safe = difference > floor * loss.abs()
         step.report[f"dropped_{term}"] = (~safe).to(loss.dtype)
         return torch.where(safe, 1.0 / difference, 0.0)
+
+
+def _warn_of_ranks() -> None:
+    """A rank sees the loss of its own samples: 1/d would differ and replicas drift apart."""
+    dist = torch.distributed
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        warnings.warn(
+            "the log form of CR-SAM divides by differences of losses, which must be those of the "
+            "whole batch: let the closure return the loss averaged over all ranks",
+            stacklevel=2,
+        )

@@ -28,6 +28,7 @@ class SurrogateGap(Objective):
 
     def __call__(self, step: Step, center: Evaluation, offset: Offset, probe: Probe) -> Tensors:
         g_0, g_plus = center.grads, self.above(step, center, offset, probe).grads
-        along = tn.dot(g_0, g_plus) * tn.safe_reciprocal(tn.dot(g_plus, g_plus))
+        inverse = tn.safe_reciprocal(tn.norm(g_plus))
+        along = tn.dot(g_0, g_plus) * inverse * inverse  # the square itself may overflow
         g_perp = tn.add_(g_0, tn.scale_(tn.clone(g_plus), along), -1.0)
         return tn.add_(g_plus, tn.scale_(g_perp, step.hyper("alpha")), -1.0)

@@ -56,10 +56,11 @@ class EveryK(Schedule):
 
     def paid(self, step: Step, g_0: Tensors, surrogate: Tensors) -> Tensors:
         if g_0:
-            along = tn.dot(surrogate, g_0) * tn.safe_reciprocal(step.grad_norm).square()
-            kept = tn.add_(tn.scale_(g_0, -along), surrogate)
             # A surrogate along g0 leaves nothing but rounding errors: no direction to reuse.
-            tiny = 8 * torch.finfo(step.grad_norm.dtype).eps * step.grad_norm
+            tiny = 8 * max(torch.finfo(g.dtype).eps for g in g_0) * step.grad_norm
+            inverse = tn.safe_reciprocal(step.grad_norm)
+            along = tn.dot(surrogate, g_0) * inverse * inverse  # the square itself may overflow
+            kept = tn.add_(tn.scale_(g_0, -along), surrogate)
             step.keep("reused", tn.scale_(kept, torch.where(tn.norm(kept) > tiny, 1.0, 0.0)))
         return surrogate
 

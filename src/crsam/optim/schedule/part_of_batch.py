@@ -41,7 +41,7 @@ class PartOfBatch(Schedule):
         if self.pick == "sharpest":
             score = probe.losses(offset) - center.losses
         else:
-            device = center.losses.device
-            score = torch.rand(len(center.losses), device=device, generator=step.generator(device))
+            own = step.generator(center.losses.device, stream=2)
+            score = torch.rand(len(center.losses), device=own.device, generator=own)
         count = max(1, round(self.share * len(score)))
         return score.topk(count).indices.sort().values

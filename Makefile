@@ -1,0 +1,50 @@
+# Two commands on a fresh machine with Python 3.11+: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Small tensors are faster on one thread, and a busy neighbour does not stall it.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test lint types docs docs-serve bench format clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "crsam needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ..." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp for each extra of pyproject.toml, with the versions that we test.
+$(VENV)/.%: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	@touch $@
+
+demo: $(VENV)/.examples  ## SGD, SAM and CR-SAM side by side, in half a minute
+	$(BIN)/python examples/quickstart.py
+
+test: $(VENV)/.dev  ## all tests
+	$(BIN)/python -m pytest -q -n 2
+
+lint: $(VENV)/.dev  ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev  ## mypy, strict
+	$(BIN)/mypy
+
+format: $(VENV)/.dev  ## put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.docs  ## the site, into site/
+	$(BIN)/mkdocs build -q --strict
+
+docs-serve: $(VENV)/.docs  ## the site, live on localhost
+	$(BIN)/mkdocs serve
+
+bench: $(VENV)/.bench  ## cost of a step on this CPU
+	$(BIN)/python benchmarks/step_cost.py
+
+clean:  ## remove everything that can be made again
+	rm -rf $(VENV) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,136 @@
+"""README, docs and example are true: their code runs, their tables are those of ``results/``."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*args: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *args], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+PRELUDE = """
+import torch, crsam
+from torch import nn
+from torch.nn import functional as F
+from crsam.optim import Adaptive, Curvature, EveryK
+body, head = nn.Linear(5, 8), nn.Linear(8, 3)
+model = nn.Sequential(body, nn.BatchNorm1d(8), nn.ReLU(), head)
+body, head = list(body.parameters()), list(head.parameters())
+x, y = torch.randn(16, 5), torch.randint(3, (16,))
+loader = [(x, y)] * 3
+base = torch.optim.SGD(model.parameters(), lr=0.05)
+opt = crsam.SAM(base)
+"""
+
+
+@pytest.mark.parametrize("page", ["docs/index.md", "docs/concepts.md", "docs/crsam.md"])
+def test_snippets_run_in_order(page: str) -> None:
+    namespace: dict[str, object] = {}
+    exec(PRELUDE, namespace)
+    for block in blocks(page):
+        exec(block, namespace)
+
+
+def test_the_readmes_change_is_the_one_of_the_docs() -> None:
+    (diff,) = re.findall(r"```diff\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    kept = [line[2:] for line in diff.splitlines() if not line.startswith("-")]
+    namespace: dict[str, object] = {}
+    exec(PRELUDE + "\n".join(kept), namespace)
+    assert namespace["opt"].report["curvature"].ndim == 0  # type: ignore[attr-defined]
+
+
+def test_adding_a_method_walks_through_one_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page's part, name and twin, as printed: the method equals its twin."""
+    part, _, named, twin = blocks("docs/adding_a_method.md")
+    header = (
+        "from torch.optim import Optimizer, SGD\nfrom typing import Unpack\n"
+        "import torch, problems\nfrom torch import Tensor\n"
+        "from crsam.optim.methods import Common\nfrom crsam.optim import SharpnessAware\n"
+        "from reference.twin import Evaluation as E, Twin, norm, over\n"
+    )
+    module = ModuleType("sign_sam")
+    monkeypatch.setitem(sys.modules, "sign_sam", module)
+    twin = twin.replace("class SignSAM", "class SignTwin").replace("here: Evaluation", "here: E")
+    code = part.replace("from __future__ import annotations", "")
+    exec("from __future__ import annotations\n" + header + code + named + twin, module.__dict__)
+    check = """
+models = problems.conv_net(), problems.conv_net()
+bases = [SGD(m.parameters(), lr=0.05, momentum=0.9) for m in models]
+opt, twin = SignSAM(bases[0], rho=0.1, model=models[0]), SignTwin(
+    models[1], bases[1], problems.cross_entropy, rho=0.1)
+for t, (x, y) in enumerate(problems.batches(5)):
+    torch.manual_seed(t)
+    opt.step(problems.closure_of(models[0], opt, x, y))
+    twin.step(x, y, mask_seed=t)
+for a, b in zip(*(m.parameters() for m in models)):
+    torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+Ascent.registered.pop("Sign")
+"""
+    exec(check, module.__dict__)
+
+
+def test_quickstart_runs() -> None:
+    out = run("examples/quickstart.py", "--seeds", "1", "--epochs", "1")
+    assert re.search(r"CR-SAM +\d+\.\d", out)
+
+
+def test_tables_are_those_of_the_results() -> None:
+    stability = run(
+        "benchmarks/trains_where_sam_trains.py", "--table", "results/trains_where_sam_trains.json"
+    )
+    assert stability.strip() in (ROOT / "docs/crsam.md").read_text()
+
+    readme, cost = (ROOT / "README.md").read_text(), (ROOT / "docs/cost.md").read_text()
+    result = json.loads((ROOT / "results/step_cost_cpu.json").read_text())
+    for name, row in result["time"]["steps"].items():
+        assert f"| {name} | {row['passes']['median']:.2f} |" in cost
+    for name in ("sam", "crsam log", "crsam linear"):
+        time = result["time"]["steps"][name]["passes"]["median"]
+        copies = max(s["copies"][name] for s in result["memory"].values())
+        assert f"| {time:.2f} | {copies:.1f} |" in readme
+
+    accuracy = json.loads((ROOT / "results/quickstart.json").read_text())["accuracy"]
+    for method, got in accuracy.items():
+        assert re.search(rf"\| {method} \| {sum(got) / len(got):.1f} ± ", readme)
+
+
+def test_every_method_and_part_is_in_the_docs() -> None:
+    import crsam
+    from crsam.optim import Ascent, Objective, Schedule
+
+    methods = (ROOT / "docs/methods.md").read_text()
+    concepts = (ROOT / "docs/concepts.md").read_text()
+    api = (ROOT / "docs/api/optimizers.md").read_text()
+    for name in crsam.methods():
+        cls = type(crsam.make(name, __import__("torch").optim.SGD([_parameter()], lr=0.1)))
+        assert f"`{cls.__name__}`" in methods
+        assert f"crsam.{cls.__name__}\n" in api
+    for kind in (Ascent, Objective, Schedule):
+        for part in kind.registered:
+            assert f"`{part}`" in concepts
+
+
+def _parameter() -> object:
+    import torch
+
+    return torch.nn.Parameter(torch.zeros(1))
