@@ -179,9 +179,9 @@ def test_random_direction_has_the_length_of_the_offset() -> None:
     lengths: list[float] = []
 
     class Spy(ClosureProbe):
-        def __call__(self, offset: Offset | None = None, *, spend: bool = False):  # type: ignore[no-untyped-def]
+        def __call__(self, offset: Offset | None = None, *, last: bool = False):  # type: ignore[no-untyped-def]
             lengths.append(offset.length().item() if offset is not None else 0.0)
-            return super().__call__(offset, spend=spend)
+            return super().__call__(offset, last=last)
 
     opt = SharpnessAware(net.sgd(), Adaptive(0.5), Curvature(direction="random"))
     with pytest.MonkeyPatch.context() as patch:

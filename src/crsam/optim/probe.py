@@ -56,11 +56,11 @@ class Offset:
 class Probe(Protocol):
     """Loss and gradient of the same batch, with the same random masks, at any offset from ``w``."""
 
-    def __call__(self, offset: Offset | None = None, *, spend: bool = False) -> Evaluation:
+    def __call__(self, offset: Offset | None = None, *, last: bool = False) -> Evaluation:
         """Loss and gradient at ``w + offset``: one pass.
 
-        With `spend` the step's last pass: the offset's direction (and ``center.grads``, where that
-        is the same list) is given up as soon as the weights are moved, to save its memory.
+        With `last`, no pass follows in this step: the offset is used up (its list of tensors is
+        emptied once the weights are moved) and the gradients are handed over, not copied.
         """
 
     def losses(self, offset: Offset | None = None) -> Tensor:
@@ -104,17 +104,17 @@ class ClosureProbe:
         narrowed.seen, narrowed.sparse_dims = self.seen, self.sparse_dims
         return narrowed
 
-    def __call__(self, offset: Offset | None = None, *, spend: bool = False) -> Evaluation:
+    def __call__(self, offset: Offset | None = None, *, last: bool = False) -> Evaluation:
         for p in self.params:
             p.grad = None
-        with self._moved(offset, spend), self.replay.one_pass(), torch.enable_grad():
+        with self._moved(offset, last), self.replay.one_pass(), torch.enable_grad():
             if isinstance(self.closure, PerSample):
                 losses = self.closure.backward(self.part)
                 loss: Tensor | float | None = losses.mean()
             else:
                 losses = None
                 loss = self.closure()
-        return Evaluation(_as_scalar(loss), self._collect(copy=not spend), losses)
+        return Evaluation(_as_scalar(loss), self._collect(copy=not last), losses)
 
     def losses(self, offset: Offset | None = None) -> Tensor:
         assert isinstance(self.closure, PerSample)
@@ -135,7 +135,7 @@ class ClosureProbe:
         return total
 
     @contextmanager
-    def _moved(self, offset: Offset | None, spend: bool = False) -> Iterator[None]:
+    def _moved(self, offset: Offset | None, last: bool = False) -> Iterator[None]:
         torch.clear_autocast_cache()  # or a pass would see the last one's weights, cast to bf16
         if offset is None:
             yield
@@ -145,7 +145,7 @@ class ClosureProbe:
         try:
             # w := scale·direction + saved, written into w itself, so that the offset needs no copy.
             tn.add_(tn.scale_(tn.copy_(moved, offset.direction), offset.scale), saved)
-            if spend:
+            if last:
                 offset.direction.clear()
             yield
         finally:

@@ -232,6 +232,8 @@ class SharpnessAware(Optimizer):
                 center = looking()
             elif part is not None and center.losses is not None:
                 center = center._replace(loss=center.losses[part].mean())
+            if not self.objective.uses_center:
+                center = center._replace(grads=[])
             surrogate = self.objective(step, center, offset, looking)
             surrogate = self.schedule.paid(step, g_0, surrogate)
         else:

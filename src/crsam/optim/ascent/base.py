@@ -16,5 +16,6 @@ class Ascent(Registered):
     def __call__(self, step: Step, center: Evaluation, probe: Probe) -> Offset:
         """The offset from ``w``, given loss and gradient there.
 
-        It must leave ``center.grads`` as they are (and may return them as the direction).
+        It must leave ``center.grads`` as they are; a new list of the same tensors may be the
+        direction.
         """

@@ -52,7 +52,7 @@ class _Masked(Ascent):
             step.keep("mask", mask)
         scale = step.radius_over(step.grad_norm)
         if mask is None:
-            return Offset(center.grads, scale)
+            return Offset(list(center.grads), scale)
         return Offset(tn.multiply_(tn.clone(center.grads), mask), scale)
 
 

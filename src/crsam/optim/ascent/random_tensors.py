@@ -39,4 +39,4 @@ class RandomTensors(Ascent):
         scales = scale if isinstance(scale, list) else [scale] * len(step.params)
         nothing = torch.zeros_like(step.grad_norm)
         inside = (draws < self.share).tolist()
-        return Offset(center.grads, [s if i else nothing for s, i in zip(scales, inside)])
+        return Offset(list(center.grads), [s if i else nothing for s, i in zip(scales, inside)])

@@ -22,16 +22,16 @@ class Objective(Registered):
     def __call__(self, step: Step, center: Evaluation, offset: Offset, probe: Probe) -> Tensors:
         """The surrogate gradient.
 
-        ``center.grads`` and the tensors of `offset` may be overwritten, once the last probe that
-        needs them is done.
+        ``center.grads`` (empty unless `uses_center`) and the tensors of `offset` may be overwritten
+        once the last probe that needs them is done.
         """
 
     @staticmethod
     def above(
-        step: Step, center: Evaluation, offset: Offset, probe: Probe, spend: bool = False
+        step: Step, center: Evaluation, offset: Offset, probe: Probe, last: bool = True
     ) -> Evaluation:
         """The probe at ``w + e``, with its loss and the sharpness put into the report."""
-        plus = probe(offset, spend=spend)
+        plus = probe(offset, last=last)
         step.report["loss_plus"] = plus.loss
         step.report["sharpness"] = plus.loss - center.loss
         return plus

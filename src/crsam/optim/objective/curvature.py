@@ -73,17 +73,18 @@ class Curvature(Objective):
             )
 
     def __call__(self, step: Step, center: Evaluation, offset: Offset, probe: Probe) -> Tensors:
-        plus = self.above(step, center, offset, probe)
+        length = offset.length()
+        plus = self.above(step, center, offset, probe, last=False)
         if self.direction == "gradient":
-            around, up, down = offset, plus, probe(-offset)
+            up, down = plus, probe(-offset, last=True)
         else:
             v = step.draw(torch.randn, stream=1)
-            around = Offset(v, offset.length() * tn.safe_reciprocal(tn.norm(v)))
-            up, down = probe(around), probe(-around)
+            around = Offset(v, length * tn.safe_reciprocal(tn.norm(v)))
+            up, down = probe(around), probe(-around, last=True)
         d_1 = up.loss - down.loss
         d_2 = (up.loss - center.loss) + (down.loss - center.loss)
         step.report["loss_minus"] = down.loss
-        step.report["curvature"] = d_2 / around.length().square()
+        step.report["curvature"] = d_2 / length.square()
 
         # Each difference in the memory of the gradient it no longer needs: no copies.
         second = tn.add_(tn.add_(tn.scale_(center.grads, -2.0), up.grads), down.grads)
@@ -99,8 +100,8 @@ class Curvature(Objective):
             beta = times(beta, self._guarded(step, "slope", d_1, center.loss))
         regularizer = tn.add_(tn.scale_(second, alpha), tn.scale_(first, beta))
         if self.trust is not None:
-            bound, length = self.trust * tn.norm(plus.grads), tn.norm(regularizer)
-            step.report["trust_scale"] = torch.where(length > bound, bound / length, 1.0)
+            bound, size = self.trust * tn.norm(plus.grads), tn.norm(regularizer)
+            step.report["trust_scale"] = torch.where(size > bound, bound / size, 1.0)
             tn.scale_(regularizer, step.report["trust_scale"])
         return tn.add_(plus.grads, regularizer)
 

@@ -18,4 +18,4 @@ class WorstCase(Objective):
     uses_center: ClassVar[bool] = False
 
     def __call__(self, step: Step, center: Evaluation, offset: Offset, probe: Probe) -> Tensors:
-        return self.above(step, center, offset, probe, spend=True).grads
+        return self.above(step, center, offset, probe).grads
