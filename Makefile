@@ -38,7 +38,7 @@ format: $(VENV)/.dev  ## put the code into shape
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.docs  ## the site, into site/
-	$(BIN)/mkdocs build -q --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 
 docs-serve: $(VENV)/.docs  ## the site, live on localhost
 	$(BIN)/mkdocs serve

@@ -33,6 +33,7 @@ def test_cuda_equals_cpu(make: Maker) -> None:
         torch.testing.assert_close(a.cpu(), b, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @every_method
 def test_no_step_waits_for_the_device(make: Maker) -> None:
     model = problems.conv_net(torch.float32).cuda()
@@ -41,12 +42,12 @@ def test_no_step_waits_for_the_device(make: Maker) -> None:
     if isinstance(opt.schedule, ByGradientNorm):
         pytest.skip("must decide by a number")
     batches = [(x.cuda(), y.cuda()) for x, y in problems.batches(4, torch.float32)]
-    for x, y in batches:
+    try:
         torch.cuda.set_sync_debug_mode("error")
-        try:
+        for x, y in batches:
             opt.step(problems.samples_of(model, x, y))
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_dropout_masks_are_replayed_on_the_gpu() -> None:

@@ -82,6 +82,6 @@ def top_mask(scores: Sequence[Tensor], count: int) -> Tensors:
     """Boolean masks of the `count` largest entries over all of `scores` together."""
     flat = torch.cat([s.reshape(-1) for s in scores])
     mask = torch.zeros_like(flat, dtype=torch.bool)
-    mask[flat.topk(count, sorted=False).indices] = True
+    mask.index_fill_(0, flat.topk(count, sorted=False).indices, True)
     sizes = [s.numel() for s in scores]
     return [m.view(s.shape) for m, s in zip(torch.split(mask, sizes), scores, strict=True)]

@@ -114,6 +114,33 @@ def test_fisher_of_parameters_whose_gradients_share_memory() -> None:
         torch.testing.assert_close(f, error.square().sum(0))
 
 
+@pytest.mark.parametrize("method", crsam.methods())
+def test_gradients_may_be_written_over_the_same_memory_in_every_pass(method: str) -> None:
+    """As DDP does with ``gradient_as_bucket_view=True``."""
+    models = []
+    for shared in (False, True):
+        net = Net()
+        opt = crsam.make(method, net.sgd())
+        params = list(net.model.parameters())
+        memory = [torch.zeros_like(p) for p in params]
+
+        def losses(part: Tensor | slice, net: Net = net) -> Tensor:
+            return problems.cross_entropy(net.model(net.x[part]), net.y[part])
+
+        def into_memory(p: Tensor, m: Tensor) -> None:
+            assert p.grad is not None
+            p.grad = m.copy_(p.grad)
+
+        if shared:
+            for p, m in zip(params, memory):
+                p.register_post_accumulate_grad_hook(lambda p, m=m: into_memory(p, m))
+        for _ in range(4):
+            opt.step(crsam.PerSample(losses, 16))
+        models.append(net.model)
+    for a, b in zip(*(m.parameters() for m in models)):
+        assert torch.equal(a, b)
+
+
 def test_a_parameter_frozen_between_steps_stays() -> None:
     net = Net()
     opt = crsam.SAM(net.sgd())
