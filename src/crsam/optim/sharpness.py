@@ -12,6 +12,8 @@ from torch.optim import LBFGS, Optimizer
 from crsam import _tensors as tn
 from crsam._tensors import Tensors
 from crsam.optim.ascent import Ascent
+from crsam.optim.checkpoint import PREFIX, merged, parted
+from crsam.optim.checks import check_base, check_parts, checked_closure
 from crsam.optim.closure import PerSample
 from crsam.optim.objective import Objective, WorstCase
 from crsam.optim.part import Part, at_least, non_negative
@@ -20,9 +22,6 @@ from crsam.optim.radius import FollowLearningRate, warmup_factor
 from crsam.optim.replay import Replay
 from crsam.optim.schedule import EveryStep, Schedule
 from crsam.optim.step import Step
-
-PREFIX = "crsam_"
-"""Of what this wrapper adds to parameter groups and checkpoints beside the hyper-parameters."""
 
 
 class SharpnessAware(Optimizer):
@@ -87,8 +86,8 @@ class SharpnessAware(Optimizer):
         seed: int = 0,
     ) -> None:
         objective, schedule = objective or WorstCase(), schedule or EveryStep()
-        _check_base(base)
-        _check_parts(ascent, objective, schedule)
+        check_base(base, SharpnessAware)
+        check_parts(ascent, objective, schedule)
         at_least("warmup", warmup, 0)
         at_least("seed", seed, 0)
         if max_norm is not None:
@@ -179,8 +178,7 @@ class SharpnessAware(Optimizer):
         If the closure raises, weights, base state and method state are as before the step (of an
         L-BFGS base, weights and method state).
         """
-        self._check_closure(closure)
-        assert closure is not None
+        closure = checked_closure(closure, type(self).__name__, self._parts)
         if isinstance(self.base, LBFGS):
             step, loss = self._step_lbfgs(closure)
         else:
@@ -290,55 +288,25 @@ class SharpnessAware(Optimizer):
             group.update({PREFIX + name: value for name, value in step.numbers.items()})
         self.report = step.report
 
-    def _check_closure(self, closure: Closure | PerSample | None) -> None:
-        if not callable(closure):
-            raise TypeError(
-                f"{type(self).__name__}.step needs a closure that computes the loss, calls "
-                "loss.backward() and returns the loss: opt.step(closure)"
-            )
-        if isinstance(closure, PerSample):
-            return
-        for part in self._parts:
-            if part.needs_samples:
-                raise TypeError(
-                    f"{type(part).__name__} looks at single samples of the batch, which a plain "
-                    "closure cannot tell apart: use opt.step(crsam.PerSample(losses, num_samples)),"
-                    " where losses(part) returns the loss of each sample in `part`"
-                )
-
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         """The base optimizer's state dict, with the method's state beside the base's."""
-        packed = self.base.state_dict()
-        state = {index: dict(entry) for index, entry in packed["state"].items()}
-        for index, p in enumerate(self._all_params()):
-            for name, tensor in self._memory.get(p, {}).items():
-                state.setdefault(index, {})[PREFIX + name] = tensor
-        return {**packed, "state": state}
+        return merged(self.base.state_dict(), self._all_params(), self._memory)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes up a checkpoint of this method, of another one, or of the plain base optimizer.
 
         What a checkpoint lacks (hyper-parameters of ours in one of the base) stays as it is here.
         """
-        names = {PREFIX + name: name for part in self._parts for name in part.memory}
-        theirs: dict[Any, Any] = {}
-        ours: dict[Any, dict[str, Tensor]] = {}
-        params = self._all_params()
-        saved = [key for group in state_dict["param_groups"] for key in group["params"]]
-        for index, entry in state_dict["state"].items():
-            entry = entry if isinstance(entry, Mapping) else {}
-            kept = {k: v for k, v in entry.items() if not str(k).startswith(PREFIX)}
-            if kept:
-                theirs[index] = kept
-            ours[index] = {names[k]: v for k, v in entry.items() if k in names}
+        names = {name for part in self._parts for name in part.memory}
         before = [dict(group) for group in self.param_groups]
-        self.base.load_state_dict({**state_dict, "state": theirs})
+        theirs, ours = parted(state_dict, names)
+        self.base.load_state_dict(theirs)
         self._memory = {
-            p: {name: v.detach().to(p.device, copy=True) for name, v in ours[key].items()}
-            for key, p in zip(saved, params, strict=True)
-            if ours.get(key)
+            p: {name: value.detach().to(p.device, copy=True) for name, value in entry.items()}
+            for p, entry in zip(self._all_params(), ours, strict=True)
+            if entry
         }
         for group, old in zip(self.param_groups, before, strict=True):
             for key in (self._counter, PREFIX + "lr_max", *self._hyper, *self._numbers):
@@ -353,44 +321,6 @@ class SharpnessAware(Optimizer):
         # A learning-rate scheduler replaces `step` on the instance by a wrapper: not ours to keep.
         return {k: v for k, v in self.__dict__.items() if k != "step"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-
     def __repr__(self) -> str:
         parts = ", ".join(map(repr, self._parts))
         return f"{type(self).__name__}({parts}, base={self.base!r})"
-
-
-def _check_base(base: Any) -> None:
-    if isinstance(base, SharpnessAware):
-        raise ValueError(
-            f"the base is already a {type(base).__name__}: wrap a plain optimizer, and combine "
-            "methods by their parts (crsam.SharpnessAware)"
-        )
-    if not isinstance(base, Optimizer):
-        what = base.__name__ if isinstance(base, type) else type(base).__name__
-        raise ValueError(
-            f"base must be a built optimizer, such as torch.optim.SGD(model.parameters(), lr=0.1), "
-            f"got {what}"
-        )
-    if not any(group["params"] for group in base.param_groups):
-        raise ValueError("the base optimizer has no parameters")
-    if any(group.get("maximize") for group in base.param_groups):
-        raise ValueError("maximize=True is not supported: let the closure return the negative loss")
-    if any(p.is_complex() for group in base.param_groups for p in group["params"]):
-        raise ValueError("complex parameters are not supported: use torch.view_as_real")
-
-
-def _check_parts(ascent: Ascent, objective: Objective, schedule: Schedule) -> None:
-    for part, kind in ((ascent, Ascent), (objective, Objective), (schedule, Schedule)):
-        if not isinstance(part, kind):
-            raise ValueError(
-                f"{kind.__name__.lower()} must be one of {', '.join(sorted(kind.registered))}, "
-                f"got {part!r}"
-            )
-    names = [name for part in (ascent, objective, schedule) for name in part.hyper]
-    if len(names) != len(set(names)):
-        raise ValueError(f"two parts share the name of a hyper-parameter: {names}")
-    reason = schedule.refuses(ascent, objective)
-    if reason is not None:
-        raise ValueError(reason)

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from crsam import _tensors as tn
 from crsam._tensors import Scale, Tensors
-
-Memory = Mapping[nn.Parameter, Mapping[str, Tensor]]
+from crsam.optim.checkpoint import Memory
 
 
 class Step:

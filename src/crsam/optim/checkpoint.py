@@ -1,0 +1,43 @@
+"""Checkpoints in torch's usual form: the method's tensors lie beside the base optimizer's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+PREFIX = "crsam_"
+"""Of all that a method adds to parameter groups and states, but for its hyper-parameters."""
+
+Memory = Mapping[nn.Parameter, Mapping[str, Tensor]]
+
+
+def merged(
+    state_dict: dict[str, Any], params: Sequence[nn.Parameter], memory: Memory
+) -> dict[str, Any]:
+    """The base optimizer's state dict with `memory` put in."""
+    state = {index: dict(entry) for index, entry in state_dict["state"].items()}
+    for index, p in enumerate(params):
+        for name, tensor in memory.get(p, {}).items():
+            state.setdefault(index, {})[PREFIX + name] = tensor
+    return {**state_dict, "state": state}
+
+
+def parted(
+    state_dict: Mapping[str, Any], names: set[str]
+) -> tuple[dict[str, Any], list[dict[str, Tensor]]]:
+    """The base optimizer's part, and for each parameter what goes by one of `names`.
+
+    Parameters are matched through the groups' lists, as torch does: distributed checkpoints name
+    them where others number them.
+    """
+    theirs: dict[Any, dict[str, Any]] = {}
+    for key, entry in state_dict["state"].items():
+        base = {name: v for name, v in entry.items() if not str(name).startswith(PREFIX)}
+        if base:  # a base optimizer fills its entry at the first step, unless there is one
+            theirs[key] = base
+    keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+    entries = [state_dict["state"].get(key, {}) for key in keys]
+    ours = [{n: entry[PREFIX + n] for n in names if PREFIX + n in entry} for entry in entries]
+    return {**state_dict, "state": theirs}, ours

@@ -1,0 +1,66 @@
+"""What users get wrong, said in one line before anything is touched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim import Optimizer
+
+from crsam.optim.ascent import Ascent
+from crsam.optim.closure import PerSample
+from crsam.optim.objective import Objective
+from crsam.optim.part import Part
+from crsam.optim.probe import Closure
+from crsam.optim.schedule import Schedule
+
+
+def check_base(base: Any, wrapper: type[Optimizer]) -> None:
+    if isinstance(base, wrapper):
+        raise ValueError(
+            f"the base is already a {type(base).__name__}: wrap a plain optimizer, and combine "
+            "methods by their parts (crsam.SharpnessAware)"
+        )
+    if not isinstance(base, Optimizer):
+        what = base.__name__ if isinstance(base, type) else type(base).__name__
+        raise ValueError(
+            f"base must be a built optimizer, such as torch.optim.SGD(model.parameters(), lr=0.1), "
+            f"got {what}"
+        )
+    if not any(group["params"] for group in base.param_groups):
+        raise ValueError("the base optimizer has no parameters")
+    if any(group.get("maximize") for group in base.param_groups):
+        raise ValueError("maximize=True is not supported: let the closure return the negative loss")
+    if any(p.is_complex() for group in base.param_groups for p in group["params"]):
+        raise ValueError("complex parameters are not supported: use torch.view_as_real")
+
+
+def check_parts(ascent: Ascent, objective: Objective, schedule: Schedule) -> None:
+    for part, kind in ((ascent, Ascent), (objective, Objective), (schedule, Schedule)):
+        if not isinstance(part, kind):
+            raise ValueError(
+                f"{kind.__name__.lower()} must be one of {', '.join(sorted(kind.registered))}, "
+                f"got {part!r}"
+            )
+    names = [name for part in (ascent, objective, schedule) for name in part.hyper]
+    if len(names) != len(set(names)):
+        raise ValueError(f"two parts share the name of a hyper-parameter: {names}")
+    reason = schedule.refuses(ascent, objective)
+    if reason is not None:
+        raise ValueError(reason)
+
+
+def checked_closure(closure: Any, method: str, parts: tuple[Part, ...]) -> Closure | PerSample:
+    """The closure, if `parts` can work with it."""
+    if not callable(closure):
+        raise TypeError(
+            f"{method}.step needs a closure that computes the loss, calls loss.backward() and "
+            "returns the loss: opt.step(closure)"
+        )
+    for part in parts:
+        if part.needs_samples and not isinstance(closure, PerSample):
+            raise TypeError(
+                f"{type(part).__name__} looks at single samples of the batch, which a plain "
+                "closure cannot tell apart: use opt.step(crsam.PerSample(losses, num_samples)), "
+                "where losses(part) returns the loss of each sample in `part`"
+            )
+    return closure
