@@ -31,7 +31,8 @@ class Curvature(Objective):
     Taken literally, the log form does not train: $d_2$ is small and now and then negative. So a
     term whose difference is not safely positive is dropped, and $\nabla R_c$ is scaled down to
     $\lVert\nabla R_c\rVert \le \mathrm{trust}\cdot\lVert g_+\rVert$. What was dropped or scaled is
-    in the report (``dropped_curvature``, ``dropped_slope``, ``trust_scale``).
+    in the report (``dropped_curvature``, ``dropped_slope``, ``trust_scale``), as is the ratio of
+    the two norms before (``regularizer``).
 
     Two passes beside the first; three with ``direction="random"``.
 
@@ -100,8 +101,9 @@ class Curvature(Objective):
             beta = times(beta, self._guarded(step, "slope", d_1, center.loss))
         regularizer = tn.add_(tn.scale_(second, alpha), tn.scale_(first, beta))
         if self.trust is not None:
-            bound, size = self.trust * tn.norm(plus.grads), tn.norm(regularizer)
-            step.report["trust_scale"] = torch.where(size > bound, bound / size, 1.0)
+            size = tn.norm(regularizer) * tn.safe_reciprocal(tn.norm(plus.grads))
+            step.report["regularizer"] = size
+            step.report["trust_scale"] = torch.where(size > self.trust, self.trust / size, 1.0)
             tn.scale_(regularizer, step.report["trust_scale"])
         return tn.add_(plus.grads, regularizer)
 
