@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 from environment import environment
-from nets import ResNet18
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import crsam
+from crsam.models import ResNet
 
 PAPER: dict[str, Any] = {"rho": 0.1, "alpha": 0.1, "beta": 0.01, "floor": 1e-5}
 METHODS: dict[str, tuple[str | None, dict[str, Any]]] = {
@@ -147,12 +147,12 @@ def main() -> None:
     start = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = load(args.data, device)
-    net: nn.Module = ResNet18(args.width).to(device, memory_format=torch.channels_last)
+    net: nn.Module = ResNet(18, 10, width=args.width).to(device, memory_format=torch.channels_last)
     model = torch.compile(net) if device.type == "cuda" else net
     runs: list[dict[str, Any]] = []
     for seed in range(args.seeds):
         torch.manual_seed(seed)
-        initial = copy.deepcopy(ResNet18(args.width).state_dict())
+        initial = copy.deepcopy(ResNet(18, 10, width=args.width).state_dict())
         for name in METHODS:
             net.load_state_dict(initial)
             runs.append(train(net, model, name, data, seed, args.epochs))

@@ -43,7 +43,8 @@ from contestants import (
 )
 from environment import environment
 from live_memory import peak_of_step
-from nets import ResNet18
+
+from crsam.models import ResNet
 
 SEED = 0
 """Of weights, batch and the order within the rounds."""
@@ -87,7 +88,7 @@ def seconds(step: Any, device: torch.device) -> float:
 def time_steps(width: int, batch: int, rounds: int, device: torch.device) -> dict[str, list[float]]:
     """The seconds of each contestant's step in each round."""
     torch.manual_seed(SEED)
-    net = ResNet18(width).to(device)
+    net = ResNet(18, 10, width=width).to(device)
     x, y = batch_of(batch, 32, device)
     contestants = {name: build(name, net, x, y) for name in names()}
     for contestant in contestants.values():
@@ -105,7 +106,7 @@ def time_steps(width: int, batch: int, rounds: int, device: torch.device) -> dic
 def extra_memory(width: int, batch: int, image: int, device: torch.device) -> dict[str, Any]:
     """Peaks of a step beyond that of SGD, in copies of the weights, by contestant."""
     torch.manual_seed(SEED)
-    net = ResNet18(width).to(device)
+    net = ResNet(18, 10, width=width).to(device)
     x, y = batch_of(batch, image, device)
     one_copy = sum(p.numel() * p.element_size() for p in net.parameters())
     peaks = {

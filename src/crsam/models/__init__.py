@@ -1,0 +1,78 @@
+"""The paper's image models, and two small ones; each by its class or by its name.
+
+A forward pass depends on weights, batch-norm buffers and torch's random numbers, on nothing else:
+what a sharpness-aware step needs to call it again as the same function of the weights.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from crsam.models.pyramidnet import PyramidNet
+from crsam.models.resnet import ResNet
+from crsam.models.small import DigitsConv, DigitsMLP
+from crsam.models.wide_resnet import WideResNet
+
+__all__ = [
+    "DigitsConv",
+    "DigitsMLP",
+    "PyramidNet",
+    "ResNet",
+    "WideResNet",
+    "make_model",
+    "models",
+]
+
+_MODELS: dict[str, Callable[..., nn.Module]] = {
+    "resnet18": partial(ResNet, 18),
+    "resnet50": partial(ResNet, 50),
+    "resnet101": partial(ResNet, 101),
+    "wrn28_10": WideResNet,
+    "pyramidnet110": PyramidNet,
+    "digits_conv": DigitsConv,
+    "digits_mlp": DigitsMLP,
+}
+
+
+def models() -> list[str]:
+    """The names that `make_model` takes.
+
+    Example:
+        >>> from crsam.models import models
+        >>> "resnet18" in models()
+        True
+    """
+    return list(_MODELS)
+
+
+def make_model(name: str, num_classes: int, **options: Any) -> nn.Module:
+    """A model by its name, whatever its case, dashes or underscores.
+
+    Args:
+        name: One of `models`, such as ``"wrn28_10"`` or ``"WRN-28-10"``.
+        num_classes: Outputs.
+        **options: Other arguments of the model's class, such as ``in_channels``.
+
+    Raises:
+        ValueError: If there is no such model; names the nearest.
+
+    Example:
+        >>> from crsam.models import make_model
+        >>> make_model("ResNet-18", num_classes=10, stem="cifar", width=4).fc
+        Linear(in_features=32, out_features=10, bias=True)
+    """
+    makers = {_plain(known): maker for known, maker in _MODELS.items()}
+    if _plain(name) not in makers:
+        close = difflib.get_close_matches(name.lower(), _MODELS, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(f"unknown model {name!r}: {hint}there are {', '.join(_MODELS)}")
+    return makers[_plain(name)](num_classes, **options)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
