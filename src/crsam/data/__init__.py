@@ -1,0 +1,1 @@
+"""Datasets and what is done to their images."""

@@ -1,0 +1,110 @@
+"""Augmentation of whole batches of byte images, each image with its own draw.
+
+Works on the CPU and the GPU, depends on nothing but the images and a `torch.Generator`, and never
+reads a value off the device.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any, Literal
+
+from crsam.data.augment.autoaugment import AutoAugment
+from crsam.data.augment.base import Augmentation, Chain, Nothing
+from crsam.data.augment.basic import Basic, flip, padded_crop
+from crsam.data.augment.cutout import CIFAR10_MEAN, Cutout, cut
+from crsam.data.augment.labels import smooth_one_hot
+from crsam.data.augment.mixup import Mixup
+from crsam.data.augment.ops import Op, apply_op
+from crsam.data.augment.policies import Policy
+from crsam.data.augment.randaugment import RandAugment
+from crsam.data.augment.scaling import normalize
+
+__all__ = [
+    "Augmentation",
+    "AutoAugment",
+    "Basic",
+    "Chain",
+    "Cutout",
+    "Mixup",
+    "Nothing",
+    "Op",
+    "RandAugment",
+    "apply_op",
+    "augmentations",
+    "cut",
+    "flip",
+    "make_augment",
+    "normalize",
+    "padded_crop",
+    "smooth_one_hot",
+]
+
+
+def augmentations() -> tuple[str, ...]:
+    """The names that `make_augment` knows."""
+    return tuple(_AUGMENTATIONS)
+
+
+def make_augment(name: str, **options: Any) -> Augmentation:
+    """An augmentation by its name.
+
+    Args:
+        name: ``"none"``; ``"basic"``; ``"cutout"``: basic, then cutout; ``"autoaugment"`` and
+            ``"randaugment"``: basic, then the method, then cutout, as in their papers on CIFAR.
+        **options: `pad` and `flip_share` of `Basic`; `side` (0: no cutout) and `fill` of `Cutout`;
+            `policy` and `levels` of `AutoAugment`; `num_ops` and `magnitude` of `RandAugment`.
+
+    Raises:
+        ValueError: There is no such name.
+
+    Example:
+        >>> make_augment("basic", pad=2)
+        Basic(pad=2, flip_share=0.5)
+    """
+    key = name.lower().replace("-", "").replace("_", "")
+    if key not in _AUGMENTATIONS:
+        close = difflib.get_close_matches(key, _AUGMENTATIONS, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        known = ", ".join(_AUGMENTATIONS)
+        raise ValueError(f"unknown augmentation {name!r}: {hint}there are {known}")
+    return _AUGMENTATIONS[key](**options)
+
+
+def _cutout(
+    pad: int = 4, flip_share: float = 0.5, side: int = 16, fill: tuple[int, ...] = CIFAR10_MEAN
+) -> Augmentation:
+    return _around((), pad=pad, flip_share=flip_share, side=side, fill=fill)
+
+
+def _autoaugment(
+    policy: str | Policy = "cifar10",
+    levels: Literal["code", "paper"] | None = None,
+    **around: Any,
+) -> Augmentation:
+    return _around((AutoAugment(policy, levels),), **around)
+
+
+def _randaugment(num_ops: int = 2, magnitude: float = 9.0, **around: Any) -> Augmentation:
+    return _around((RandAugment(num_ops, magnitude),), **around)
+
+
+def _around(
+    parts: tuple[Augmentation, ...],
+    pad: int = 4,
+    flip_share: float = 0.5,
+    side: int = 16,
+    fill: tuple[int, ...] = CIFAR10_MEAN,
+) -> Augmentation:
+    last = (Cutout(side, tuple(fill)),) if side else ()
+    return Chain((Basic(pad, flip_share), *parts, *last))
+
+
+_AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
+    "none": Nothing,
+    "basic": Basic,
+    "cutout": _cutout,
+    "autoaugment": _autoaugment,
+    "randaugment": _randaugment,
+}

@@ -1,0 +1,93 @@
+"""What all augmentations share: their type, their checks, and constants that stay on the device."""
+
+from __future__ import annotations
+
+import functools
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Augmentation(ABC):
+    """A random change to a batch of byte images: a frozen dataclass, a pure function of a draw.
+
+    Every image has its own draw. Nothing waits for the host, so a call can be part of a CUDA graph
+    (after one call outside it, and with the generator registered with the graph). `torch.compile`
+    takes no generator into its graph, but takes what follows the draws whole (`flip`,
+    `padded_crop`, `cut`, `apply_op`, `normalize`).
+    """
+
+    @abstractmethod
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """The changed images; those given are left as they are.
+
+        Args:
+            images: Bytes of shape (N, C, H, W).
+            generator: The source of all draws, on the images' device.
+        """
+
+
+@dataclass(frozen=True)
+class Nothing(Augmentation):
+    """The images as they are."""
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        return check_images(images)
+
+
+@dataclass(frozen=True)
+class Chain(Augmentation):
+    """One augmentation after the other.
+
+    Args:
+        parts: In the order in which they are applied.
+    """
+
+    parts: tuple[Augmentation, ...]
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        for part in self.parts:
+            images = part(images, generator)
+        return images
+
+
+def constant(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`values` as a tensor that is copied to the device once.
+
+    A copy at every call would make the host wait, and a captured graph refuses it.
+    """
+    if torch.compiler.is_compiling():  # which keeps constants itself, and warns of other caches
+        return torch.tensor(values, dtype=dtype, device=device)
+    return _kept(values, dtype, device)
+
+
+@functools.lru_cache(maxsize=256)
+def _kept(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=device)
+
+
+def check_images(images: Tensor) -> Tensor:
+    if images.dtype != torch.uint8 or images.ndim != 4:
+        raise ValueError(
+            f"images must be bytes (torch.uint8) of shape (N, C, H, W), "
+            f"got {images.dtype} of shape {tuple(images.shape)}"
+        )
+    return images
+
+
+def check_number(name: str, value: Any, least: float, most: float = math.inf) -> None:
+    """Raises ValueError unless `value` is a number between `least` and `most`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        bounds = f"of at least {least}" if most == math.inf else f"between {least} and {most}"
+        raise ValueError(f"{name} must be a number {bounds}, got {value!r}")
+
+
+def check_count(name: str, value: Any, least: int) -> None:
+    """Raises ValueError unless `value` is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
