@@ -109,6 +109,21 @@ def test_two_optimizers_on_one_model_nested_in_one_closure() -> None:
         assert torch.equal(buffer, dict(model.named_buffers())[name]), name
 
 
+def test_gradients_for_another_optimizer_are_those_of_the_first_pass() -> None:
+    torch.manual_seed(0)
+    body, head = nn.Linear(4, 4), nn.Linear(4, 3)
+    model = nn.Sequential(body, nn.Tanh(), head)
+    x, y = torch.randn(8, 4), torch.randint(3, (8,))
+    expected = torch.autograd.grad(problems.cross_entropy(model(x), y).mean(), head.weight)
+    opt = crsam.CRSAM(SGD(body.parameters(), lr=0.1), warmup=0, model=model)
+    other = SGD(head.parameters(), lr=0.1)
+    for _ in range(2):
+        other.zero_grad()
+        opt.step(problems.closure_of(model, opt, x, y))
+        torch.testing.assert_close(head.weight.grad, expected[0])
+        expected = torch.autograd.grad(problems.cross_entropy(model(x), y).mean(), head.weight)
+
+
 def test_without_a_model_buffers_move_in_every_pass() -> None:
     model = problems.conv_net()
     (x, y), *_ = problems.batches(1)

@@ -23,6 +23,8 @@ class Replay:
     momentum, and any other running buffer) are put back after each later pass. A module counts as
     moved if a version counter of its buffers says so, or if it keeps running statistics at all:
     torch's batch norm writes them past the counter.
+
+    Gradients of parameters of `model` that another optimizer trains are the first pass's too.
     """
 
     def __init__(self, params: Sequence[Tensor], model: nn.Module | None) -> None:
@@ -31,6 +33,10 @@ class Replay:
         self.start: list[Tensor] | None = None
         self.moved: list[tuple[nn.Module, str, Tensor]] = []
         self.values: Tensors = []
+        own = {id(p) for p in params}
+        modules = [model] if model is not None else []
+        self.others = [p for m in modules for p in m.parameters() if id(p) not in own]
+        self.other_grads: list[Tensor | None] = []
 
     @contextmanager
     def one_pass(self) -> Iterator[None]:
@@ -45,6 +51,7 @@ class Replay:
                 ):
                     self.moved += [(module, n, b) for n, b in module.named_buffers(recurse=False)]
             self.values = tn.clone([b for _, _, b in self.moved])
+            self.other_grads = [p.grad if p.grad is None else p.grad.clone() for p in self.others]
             return
         after = self._random_states()
         self._set_random_states(self.start)
@@ -55,6 +62,11 @@ class Replay:
             for module, name, buffer in self.moved:
                 module._buffers[name] = buffer
             tn.copy_([b for _, _, b in self.moved], self.values)
+            for p, grad in zip(self.others, self.other_grads, strict=True):
+                if grad is None or p.grad is None:
+                    p.grad = grad
+                else:
+                    p.grad.copy_(grad)
 
     def _modules(self) -> Iterator[nn.Module]:
         return self.model.modules() if self.model is not None else iter(())
