@@ -34,8 +34,8 @@ class Replay:
         self.moved: list[tuple[nn.Module, str, Tensor]] = []
         self.values: Tensors = []
         own = {id(p) for p in params}
-        modules = [model] if model is not None else []
-        self.others = [p for m in modules for p in m.parameters() if id(p) not in own]
+        all_params = model.parameters() if model is not None else iter(())
+        self.others = [p for p in all_params if id(p) not in own]
         self.other_grads: list[Tensor | None] = []
 
     @contextmanager
