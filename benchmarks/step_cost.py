@@ -185,6 +185,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, help="when timing")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1, help="of the CPU")
+    parser.add_argument(
+        "--default-malloc", action="store_true", help="let the C library give freed memory back"
+    )
     parser.add_argument("--out", type=Path, help="a JSON file to write")
     args = parser.parse_args()
     width, batch = SIZES[args.device]
@@ -195,7 +198,8 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     args = parse()
     torch.set_num_threads(args.threads)
-    keep_freed_memory()
+    if not args.default_malloc:
+        keep_freed_memory()
     device = torch.device(args.device)
     memory = {
         label: {**sizes, **extra_memory(**sizes, device=device)}
