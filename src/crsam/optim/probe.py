@@ -98,6 +98,7 @@ class ClosureProbe:
         """Positions of the parameters that had a gradient in any pass."""
         self.sparse_dims: dict[int, int] = {}
         """Positions of those whose gradients came sparse, with the number of sparse dimensions."""
+        self._saved: Tensors = []  # the weights, once a pass has moved them
 
     def on(self, part: Tensor) -> ClosureProbe:
         narrowed = ClosureProbe(self.closure, self.params, self.replay, part)
@@ -140,7 +141,8 @@ class ClosureProbe:
         if offset is None:
             yield
             return
-        saved = tn.clone(self.params)
+        saved = self._saved or tn.clone(self.params)
+        self._saved = [] if last else saved
         moved: Tensors = list(self.params)
         try:
             # w := scale·direction + saved, written into w itself, so that the offset needs no copy.

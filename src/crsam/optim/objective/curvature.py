@@ -87,19 +87,19 @@ class Curvature(Objective):
         step.report["loss_minus"] = down.loss
         step.report["curvature"] = d_2 / length.square()
 
-        # Each difference in the memory of the gradient it no longer needs: no copies.
-        second = tn.add_(tn.add_(tn.scale_(center.grads, -2.0), up.grads), down.grads)
-        first = tn.add_(tn.scale_(down.grads, -1.0), up.grads)
+        # Each difference in the memory of the gradient it no longer needs, up to a factor that its
+        # weight makes good: no copies, and as few walks through memory as can be.
+        half_second = tn.add_(tn.add_(center.grads, up.grads, -0.5), down.grads, -0.5)  # -D_2/2
+        first = tn.add_(down.grads, up.grads, -1.0)  # -D_1
+        alpha, beta = times(step.hyper("alpha"), -2.0), times(step.hyper("beta"), -1.0)
         if self.direction == "random":
-            sign = torch.where(d_1 < 0, -1.0, 1.0)
-            tn.scale_(first, sign)
-            d_1 = d_1 * sign
-        alpha, beta = step.hyper("alpha"), step.hyper("beta")
+            sign = torch.where(d_1 < 0, -1.0, 1.0).to(d_1.dtype)
+            beta, d_1 = times(beta, sign), d_1 * sign
         if self.form == "log":
             _warn_of_ranks()
             alpha = times(alpha, self._guarded(step, "curvature", d_2, center.loss))
             beta = times(beta, self._guarded(step, "slope", d_1, center.loss))
-        regularizer = tn.add_(tn.scale_(second, alpha), tn.scale_(first, beta))
+        regularizer = tn.add_(tn.scale_(half_second, alpha), tn.scale_(first, beta))
         if self.trust is not None:
             size = tn.norm(regularizer) * tn.safe_reciprocal(tn.norm(plus.grads))
             step.report["regularizer"] = size
