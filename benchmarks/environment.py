@@ -14,9 +14,7 @@ from typing import Any
 import torch
 
 
-def environment(
-    device: torch.device | str = "cpu", packages: tuple[str, ...] = ()
-) -> dict[str, Any]:
+def environment(device: torch.device | str = "cpu", *packages: str) -> dict[str, Any]:
     """Command, date, commit, hardware and versions (of torch, crsam and `packages`)."""
     return {
         "command": shlex.join([Path(sys.executable).name, *sys.argv]),
