@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Small tensors are faster on one thread, and a busy neighbour does not stall it.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint types docs docs-serve bench format clean
+.PHONY: help demo test wheel lint types docs docs-serve bench format clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -15,16 +15,27 @@ $(BIN)/python:
 	  { echo "crsam needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ..." >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
+$(VENV)/.crsam: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
 # One stamp for each extra of pyproject.toml, with the versions that we test.
 $(VENV)/.%: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	@touch $@
 
-demo: $(VENV)/.examples  ## SGD, SAM and CR-SAM side by side, in half a minute
-	$(BIN)/python examples/quickstart.py
+demo: $(VENV)/.crsam  ## SGD, SAM and CR-SAM side by side, in half a minute
+	$(BIN)/crsam demo
 
 test: $(VENV)/.dev  ## all tests
 	$(BIN)/python -m pytest -q -n 2
+
+wheel: $(BIN)/python  ## build the wheel; in an empty environment, away from here, run its demo
+	rm -rf dist
+	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w dist .
+	dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && $(PYTHON) -m venv "$$dir/venv" && \
+	  "$$dir/venv/bin/pip" install -q --disable-pip-version-check -c constraints.txt dist/*.whl && \
+	  cd "$$dir" && venv/bin/crsam demo --seeds 2
 
 lint: $(VENV)/.dev  ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import environment
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import crsam
+from crsam.experiment.environment import environment
 from crsam.models import ResNet
 
 PAPER: dict[str, Any] = {"rho": 0.1, "alpha": 0.1, "beta": 0.01, "floor": 1e-5}

@@ -41,9 +41,9 @@ from contestants import (
     build,
     names,
 )
-from environment import environment
 from live_memory import peak_of_step
 
+from crsam.experiment.environment import environment
 from crsam.models import ResNet
 
 SEED = 0

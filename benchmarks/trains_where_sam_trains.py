@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import torch
 from digits import NETS, digits, train
-from environment import environment
 
 import crsam
+from crsam.experiment.environment import environment
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "SAM": ("sam", {}),

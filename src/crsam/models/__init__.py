@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from crsam._arguments import arguments
 from crsam.models.pyramidnet import PyramidNet
 from crsam.models.resnet import ResNet
 from crsam.models.small import DigitsConv, DigitsMLP
@@ -26,6 +27,7 @@ __all__ = [
     "WideResNet",
     "make_model",
     "models",
+    "options",
 ]
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -66,12 +68,29 @@ def make_model(name: str, num_classes: int, **options: Any) -> nn.Module:
         >>> make_model("ResNet-18", num_classes=10, stem="cifar", width=4).fc
         Linear(in_features=32, out_features=10, bias=True)
     """
+    return _maker(name)(num_classes, **options)
+
+
+def options(name: str) -> dict[str, Any]:
+    """The options that `make_model` takes for this model, each with its type.
+
+    Example:
+        >>> from crsam.models import options
+        >>> list(options("resnet18"))
+        ['in_channels', 'stem', 'width', 'zero_init_residual']
+    """
+    found = arguments(_maker(name))
+    del found["num_classes"]
+    return found
+
+
+def _maker(name: str) -> Callable[..., nn.Module]:
     makers = {_plain(known): maker for known, maker in _MODELS.items()}
     if _plain(name) not in makers:
         close = difflib.get_close_matches(name.lower(), _MODELS, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ValueError(f"unknown model {name!r}: {hint}there are {', '.join(_MODELS)}")
-    return makers[_plain(name)](num_classes, **options)
+    return makers[_plain(name)]
 
 
 def _plain(name: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict, Unpack
 from torch import nn
 from torch.optim import Optimizer
 
+from crsam._arguments import arguments
 from crsam.optim.ascent import (
     Adaptive,
     DynamicMask,
@@ -291,9 +292,25 @@ def make(name: str, base: Optimizer, **hyper: Any) -> SharpnessAware:
         >>> crsam.make("CR-SAM", base, rho=0.1).param_groups[0]["rho"]
         0.1
     """
+    return _method(name)(base, **hyper)
+
+
+def options(name: str) -> dict[str, Any]:
+    """The arguments that `make` takes for this method beside the base, each with its type.
+
+    Example:
+        >>> list(options("sam"))
+        ['rho', 'max_norm', 'model', 'seed', 'warmup']
+    """
+    found = arguments(_method(name))
+    del found["base"]
+    return found
+
+
+def _method(name: str) -> type[SharpnessAware]:
     key = name.lower().replace("-", "").replace("_", "")
     if key not in _METHODS:
         close = difflib.get_close_matches(key, _METHODS, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ValueError(f"unknown method {name!r}: {hint}there are {', '.join(_METHODS)}")
-    return _METHODS[key](base, **hyper)
+    return _METHODS[key]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
+from crsam._arguments import arguments
 from crsam.data.augment.autoaugment import AutoAugment
 from crsam.data.augment.base import Augmentation, Chain, Nothing
 from crsam.data.augment.basic import Basic, flip, padded_crop
@@ -37,6 +38,7 @@ __all__ = [
     "flip",
     "make_augment",
     "normalize",
+    "options",
     "padded_crop",
     "smooth_one_hot",
 ]
@@ -63,13 +65,36 @@ def make_augment(name: str, **options: Any) -> Augmentation:
         >>> make_augment("basic", pad=2)
         Basic(pad=2, flip_share=0.5)
     """
+    return _maker(name)(**options)
+
+
+def options(name: str) -> dict[str, Any]:
+    """The options that `make_augment` takes for this augmentation, each with its type.
+
+    Example:
+        >>> options("cutout")["side"]
+        <class 'int'>
+    """
+    return arguments(_maker(name))
+
+
+def _maker(name: str) -> Callable[..., Augmentation]:
     key = name.lower().replace("-", "").replace("_", "")
     if key not in _AUGMENTATIONS:
         close = difflib.get_close_matches(key, _AUGMENTATIONS, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         known = ", ".join(_AUGMENTATIONS)
         raise ValueError(f"unknown augmentation {name!r}: {hint}there are {known}")
-    return _AUGMENTATIONS[key](**options)
+    return _AUGMENTATIONS[key]
+
+
+class _Around(TypedDict, total=False):
+    """The options of what comes before and after a method."""
+
+    pad: int
+    flip_share: float
+    side: int
+    fill: tuple[int, ...]
 
 
 def _cutout(
@@ -81,12 +106,14 @@ def _cutout(
 def _autoaugment(
     policy: str | Policy = "cifar10",
     levels: Literal["code", "paper"] | None = None,
-    **around: Any,
+    **around: Unpack[_Around],
 ) -> Augmentation:
     return _around((AutoAugment(policy, levels),), **around)
 
 
-def _randaugment(num_ops: int = 2, magnitude: float = 9.0, **around: Any) -> Augmentation:
+def _randaugment(
+    num_ops: int = 2, magnitude: float = 9.0, **around: Unpack[_Around]
+) -> Augmentation:
     return _around((RandAugment(num_ops, magnitude),), **around)
 
 

@@ -14,6 +14,7 @@ from crsam._tensors import Tensors
 from crsam.optim.objective.base import Objective
 from crsam.optim.part import non_negative, one_of
 from crsam.optim.probe import Evaluation, Offset, Probe
+from crsam.optim.ranks import mean_over_ranks
 from crsam.optim.step import Step, times
 
 
@@ -34,7 +35,9 @@ class Curvature(Objective):
     in the report (``dropped_curvature``, ``dropped_slope``, ``trust_scale``), as is the ratio of
     the two norms before (``regularizer``).
 
-    Two passes beside the first; three with ``direction="random"``.
+    Two passes beside the first; three with ``direction="random"``. Under data parallelism
+    $d_1$ and $d_2$ are averaged over all ranks where gradients are weighed by them (in the log
+    form, and for the orientation of a random direction), since the gradients are.
 
     Args:
         alpha: Weight of the curvature term.
@@ -84,6 +87,10 @@ class Curvature(Objective):
             up, down = probe(around), probe(-around, last=True)
         d_1 = up.loss - down.loss
         d_2 = (up.loss - center.loss) + (down.loss - center.loss)
+        loss = center.loss
+        if self.form == "log" or self.direction == "random":
+            # They weigh gradients of the whole batch, so they must be those of the whole batch.
+            d_1, d_2, loss = mean_over_ranks(d_1, d_2, loss)
         step.report["loss_minus"] = down.loss
         step.report["curvature"] = d_2 / length.square()
 
@@ -96,9 +103,8 @@ class Curvature(Objective):
             sign = torch.where(d_1 < 0, -1.0, 1.0).to(d_1.dtype)
             beta, d_1 = times(beta, sign), d_1 * sign
         if self.form == "log":
-            _warn_of_ranks()
-            alpha = times(alpha, self._guarded(step, "curvature", d_2, center.loss))
-            beta = times(beta, self._guarded(step, "slope", d_1, center.loss))
+            alpha = times(alpha, self._guarded(step, "curvature", d_2, loss))
+            beta = times(beta, self._guarded(step, "slope", d_1, loss))
         regularizer = tn.add_(tn.scale_(half_second, alpha), tn.scale_(first, beta))
         if self.trust is not None:
             size = tn.norm(regularizer) * tn.safe_reciprocal(tn.norm(plus.grads))
@@ -113,14 +119,3 @@ class Curvature(Objective):
         safe = difference > floor * loss.abs()
         step.report[f"dropped_{term}"] = (~safe).to(loss.dtype)
         return torch.where(safe, 1.0 / difference, 0.0)
-
-
-def _warn_of_ranks() -> None:
-    """A rank sees the loss of its own samples: 1/d would differ and replicas drift apart."""
-    dist = torch.distributed
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        warnings.warn(
-            "the log form of CR-SAM divides by differences of losses, which must be those of the "
-            "whole batch: let the closure return the loss averaged over all ranks",
-            stacklevel=2,
-        )

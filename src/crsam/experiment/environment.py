@@ -1,4 +1,4 @@
-"""Where and with what a result was measured: the head of every file under ``results/``."""
+"""Where and with what something was measured: beside every result."""
 
 from __future__ import annotations
 
@@ -37,14 +37,19 @@ def _version(package: str) -> str | None:
 
 def _commit() -> str | None:
     """The commit, with a ``+`` where tracked files differ from it; None outside a checkout."""
-    here = Path(__file__).parent
+    here = Path(__file__)
     try:
-        show = ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
-        return subprocess.run(
-            show, cwd=here, capture_output=True, check=True, text=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
+        _git(here.parent, "ls-files", "--error-unmatch", here.name)  # not someone else's checkout
+        return _git(here.parent, "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*")
+    except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _git(folder: Path, *command: str) -> str:
+    run = subprocess.run(
+        ["git", *command], cwd=folder, capture_output=True, check=True, text=True, timeout=10
+    )
+    return run.stdout.strip()
 
 
 def _hardware(device: torch.device) -> str:

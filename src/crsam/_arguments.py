@@ -1,0 +1,32 @@
+"""What a class or function can be given by name, and of which type: how registries tell."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, get_args, get_type_hints
+
+
+def arguments(maker: Callable[..., Any]) -> dict[str, Any]:
+    """The named arguments, each with its type; ``**more: Unpack[…]`` spelled out.
+
+    Args:
+        maker: A class, a function or a `functools.partial` of one.
+
+    Example:
+        >>> def blur(radius: float, *, passes: int = 1) -> None: ...
+        >>> arguments(partial(blur, 2.0))
+        {'passes': <class 'int'>}
+    """
+    inner = maker.func if isinstance(maker, partial) else maker
+    # `inner` is the class itself, of which mypy fears that it stands for a subclass.
+    types = get_type_hints(inner.__init__ if isinstance(inner, type) else inner)  # type: ignore[misc]
+    found: dict[str, Any] = {}
+    for name, parameter in inspect.signature(maker).parameters.items():
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+            found[name] = types.get(name, Any)
+        else:
+            for table in get_args(types.get(name)):
+                found |= get_type_hints(table)
+    return found

@@ -1,0 +1,202 @@
+"""The command line: each command parses, calls one function and prints."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+import crsam
+from crsam import data
+from crsam.data.augment import augmentations
+from crsam.errors import UserError, unknown
+from crsam.experiment import tables
+from crsam.experiment.run import evaluate_run, run
+from crsam.experiment.study import compare as compare_methods
+from crsam.experiment.toml import load_recipe, recipes, to_toml
+from crsam.models import models
+from crsam.train.distributed import World, join
+from crsam.train.interrupt import Stopped
+
+app = typer.Typer(
+    help="Curvature Regularized Sharpness-Aware Minimization, and the family it belongs to.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+Source = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A shipped recipe (crsam list), or a TOML file.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as train.epochs=10 method=sam."),
+]
+Out = Annotated[Path | None, typer.Option(help="The folder to write to.", show_default="runs/…")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Of the CPU; one is best for small nets.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start over where there is a run already.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show the resolved recipe.")]
+
+
+class Split(StrEnum):
+    train = "train"
+    validation = "validation"
+    test = "test"
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    show: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if show:
+        print(f"crsam {crsam.__version__}, torch {torch.__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    seeds: Annotated[int, typer.Option(min=1, help="How many.")] = 5,
+    out: Out = None,
+    fresh: Fresh = False,
+) -> None:
+    """SGD, SAM and CR-SAM on handwritten digits, three in ten training labels wrong."""
+    recipe = load_recipe("demo")
+    place = out or Path("runs/demo")
+    with world_of("cpu", threads=1) as world:
+        rows = compare_methods(recipe, ["sgd", "sam", "crsam"], seeds, place, world, fresh=fresh)
+        if world.is_main:
+            tables.show(rows, f"digits, 30 % of the training labels wrong, {seeds} seeds")
+            print(tables.NEXT_AFTER_DEMO.format(folder=place))
+
+
+@app.command()
+def train(
+    recipe: Source,
+    overrides: Overrides = None,
+    out: Out = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    fresh: Fresh = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Trains one model, or goes on where it was. Several GPUs: the same under torchrun."""
+    asked = load_recipe(recipe, overrides or [])
+    if dry_run:
+        print(to_toml(asked), end="")
+        return
+    place = out or default_folder(recipe) / asked.method / f"seed{asked.seed}"
+    with world_of(device, threads) as world:
+        result = run(asked, place, world, fresh=fresh)
+        if world.is_main:
+            tables.show_result(result, place)
+
+
+@app.command()
+def compare(
+    recipe: Source,
+    overrides: Overrides = None,
+    methods: Annotated[
+        str, typer.Option(help="By name, with commas; the first is the reference.")
+    ] = "sgd,sam,crsam",
+    seeds: Annotated[int, typer.Option(min=1, help="How many, from the recipe's on.")] = 3,
+    out: Out = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    fresh: Fresh = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Trains several methods with the same seeds: means, and differences with their errors."""
+    asked = load_recipe(recipe, overrides or [])
+    names = [asked.with_method(name.strip()).method for name in methods.split(",")]
+    if dry_run:
+        print(to_toml(asked), end="")
+        return
+    place = out or default_folder(recipe)
+    with world_of(device, threads) as world:
+        rows = compare_methods(asked, names, seeds, place, world, fresh=fresh)
+        if world.is_main:
+            tables.show(rows, f"{recipe}, {seeds} seed{'s' * (seeds > 1)}")
+            print(f"runs and comparison.json are in {place}")
+
+
+@app.command()
+def evaluate(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    split: Annotated[Split, typer.Option(help="Which images.")] = Split.test,
+    root: Annotated[
+        str | None, typer.Option(help="Where the data is, if not where the recipe says.")
+    ] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Loss and accuracy of a run's model."""
+    with world_of(device, threads) as world:
+        step, score = evaluate_run(folder, world, split.value, root)
+        if world.is_main:
+            print(
+                f"{folder} after {step} steps, {split.value}: "
+                f"accuracy {score.accuracy:.2f} %, loss {score.loss:.4f}"
+            )
+
+
+@app.command("list")
+def list_names(
+    kind: Annotated[
+        str | None, typer.Argument(help="recipes, methods, models, datasets or augmentations.")
+    ] = None,
+) -> None:
+    """What there is by name."""
+    kinds = {
+        "recipes": recipes(),
+        "methods": crsam.methods(),
+        "models": models(),
+        "datasets": data.datasets(),
+        "augmentations": list(augmentations()),
+    }
+    if kind is not None and kind not in kinds:
+        raise unknown("kind", kind, kinds)
+    for name, names in kinds.items():
+        if kind is None:
+            print(f"{name:14} {', '.join(names)}")
+        elif kind == name:
+            print("\n".join(names))
+
+
+def default_folder(source: str) -> Path:
+    """``runs/cifar10/resnet18`` for a shipped recipe, ``runs/mine`` for ``some/mine.toml``."""
+    name = Path(source).stem if source.endswith(".toml") else source
+    return Path("runs") / name
+
+
+@contextmanager
+def world_of(device: str, threads: int | None) -> Iterator[World]:
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with join(device) as world:
+        yield world
+
+
+def main() -> None:
+    """Runs the command line: a user's mistake is one line and exit code 2."""
+    try:
+        app()
+    except Stopped:
+        if os.environ.get("RANK", "0") == "0":
+            command = shlex.join(["crsam", *sys.argv[1:]])
+            print(f"stopped; the same command goes on from here: {command}", file=sys.stderr)
+        sys.exit(130)
+    except (UserError, OSError) as error:
+        if os.environ.get("CRSAM_TRACEBACK"):
+            raise
+        print(f"crsam: {error}", file=sys.stderr)
+        sys.exit(2)

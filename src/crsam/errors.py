@@ -1,0 +1,27 @@
+"""The one exception that means: what was asked for cannot be done, and here is why."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """A mistake in what the user gave: a recipe, a file, an argument.
+
+    Its message is one line that names the bad value and what would be right. The command line
+    prints just that and ends with exit code 2.
+    """
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """The error for a name that does not exist, with the nearest that does.
+
+    Example:
+        >>> unknown("model", "resnet81", ["resnet18", "wrn28_10"])
+        UserError("unknown model 'resnet81': did you mean 'resnet18'? there are resnet18, wrn28_10")
+    """
+    names = list(known)
+    close = difflib.get_close_matches(str(name), names, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return UserError(f"unknown {kind} {name!r}: {hint}there are {', '.join(names)}")

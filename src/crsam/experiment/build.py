@@ -1,0 +1,191 @@
+"""From a recipe to all that it names: the one module that knows everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+import crsam
+from crsam import data
+from crsam.data.augment import make_augment
+from crsam.data.augment import options as augment_options
+from crsam.data.batches import Batches, Feed, derive
+from crsam.data.images import Images
+from crsam.errors import UserError
+from crsam.experiment.options import optimizers
+from crsam.experiment.recipe import Recipe
+from crsam.models import make_model
+from crsam.optim.methods import options as method_options
+from crsam.train.distributed import World
+from crsam.train.loop import Plan, Training, averaged
+from crsam.train.step import EagerStep
+
+BFLOAT16_FLOOR = 1e-5
+"""Differences of losses computed in bfloat16 are not to be trusted below this share of the loss."""
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The data of a run."""
+
+    train: Images
+    validation: Images | None
+    """Held out of the training set, to choose by."""
+    test: Images
+    """To be looked at once, at the end."""
+    feed: Feed
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All that a run needs."""
+
+    splits: Splits
+    training: Training
+    batches: Batches
+    take_step: EagerStep
+    plan: Plan
+
+
+def build(recipe: Recipe, world: World, label: str = "training", lines: bool = True) -> Parts:
+    """What the recipe says, on this process's device."""
+    splits = build_data(recipe, world.device)
+    model = build_model(recipe, splits, world.device)
+    optimizer, by_sample = build_optimizer(recipe, model)
+    train = recipe.train
+    if by_sample and train.accumulate > 1:
+        raise UserError(
+            f"{recipe.method} looks at single samples of a whole batch: train.accumulate must be "
+            f"1, got {train.accumulate}"
+        )
+    clips_itself = isinstance(optimizer, crsam.SharpnessAware)
+    norm, params = train.clip_norm, list(model.parameters())
+    batches = Batches(
+        splits.train, splits.feed, train.batch_size, recipe.seed, world.rank, world.size
+    )
+    if train.batch_size % (world.size * train.accumulate):
+        raise UserError(
+            f"train.batch_size = {train.batch_size} cannot be cut into train.accumulate = "
+            f"{train.accumulate} equal parts on each of {world.size} processes"
+        )
+    return Parts(
+        splits=splits,
+        training=Training(
+            model, optimizer, None if train.ema is None else averaged(model, train.ema)
+        ),
+        batches=batches,
+        take_step=EagerStep(
+            world.wrap(model),
+            optimizer,
+            autocast=autocast_of(recipe),
+            accumulate=train.accumulate,
+            after_backward=None
+            if norm is None or clips_itself
+            else lambda: clip_grad_norm_(params, norm),
+            by_sample=by_sample,
+        ),
+        plan=Plan(
+            train.epochs, recipe.schedule, recipe.seed, recipe.log.every, label=label, lines=lines
+        ),
+    )
+
+
+def build_data(recipe: Recipe, device: torch.device) -> Splits:
+    """The splits, held on the device where they fit."""
+    chosen = recipe.data
+    everything = data.load(
+        chosen.name,
+        chosen.root,
+        image_size=chosen.image_size,
+        label_noise=chosen.label_noise,
+        seed=derive(recipe.seed, "labels"),
+        download=chosen.download,
+    )
+    train, validation = everything.train, None
+    if chosen.validation:
+        train, validation = data.split(train, chosen.validation)
+        validation = validation.to(device)
+    given = dict(recipe.augment.options)
+    if "fill" in augment_options(recipe.augment.name):  # what is cut out gets the mean colour
+        given.setdefault("fill", tuple(round(255 * mean) for mean in everything.mean))
+    with naming("augment"):
+        augment = make_augment(recipe.augment.name, **given)
+    feed = Feed(
+        everything.mean,
+        everything.std,
+        len(everything.classes),
+        augment,
+        recipe.loss.mixup,
+        recipe.loss.label_smoothing,
+        torch.float64 if recipe.train.precision == "float64" else torch.float32,
+    )
+    return Splits(train.to(device), validation, everything.test.to(device), feed)
+
+
+def build_model(recipe: Recipe, splits: Splits, device: torch.device) -> nn.Module:
+    """The model with the first weights of this seed."""
+    torch.manual_seed(derive(recipe.seed, "weights"))
+    channels, height, width = splits.train.shape
+    with naming("model"):
+        model = make_model(
+            recipe.model.name,
+            splits.feed.num_classes,
+            in_channels=channels,
+            **recipe.model.options,
+        )
+    model = model.to(device, splits.feed.dtype)
+    if recipe.train.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    try:  # in evaluation mode: no statistics move, one image is enough
+        nothing = torch.zeros(1, *splits.train.shape, dtype=splits.feed.dtype, device=device)
+        with torch.no_grad():
+            model.eval()(nothing)
+    except RuntimeError as error:
+        raise UserError(
+            f"model {recipe.model.name!r} does not take images of {channels}×{height}×{width}: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    return model.train()
+
+
+def build_optimizer(recipe: Recipe, model: nn.Module) -> tuple[Optimizer, bool]:
+    """The optimizer, and whether it must tell samples apart."""
+    with naming("optimizer"):
+        base = optimizers()[recipe.optimizer.name](model.parameters(), **recipe.optimizer.options)
+    if recipe.method == recipe.optimizer.name:
+        return base, False
+    given = dict(recipe.method_options)
+    if recipe.train.precision == "bfloat16" and "floor" in method_options(recipe.method):
+        given.setdefault("floor", BFLOAT16_FLOOR)
+    with naming(f"methods.{recipe.method}"):
+        ours = crsam.make(
+            recipe.method,
+            base,
+            model=model,
+            max_norm=recipe.train.clip_norm,
+            seed=recipe.seed,
+            **given,
+        )
+    parts = (ours.ascent, ours.objective, ours.schedule)
+    return ours, any(part.needs_samples for part in parts)
+
+
+def autocast_of(recipe: Recipe) -> torch.dtype | None:
+    return torch.bfloat16 if recipe.train.precision == "bfloat16" else None
+
+
+@contextmanager
+def naming(table: str) -> Iterator[None]:
+    """Says in which table of the recipe a value is that a constructor refuses."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{table}: {error}") from error

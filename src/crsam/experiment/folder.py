@@ -1,0 +1,152 @@
+"""The folder of a run: what is in it, and that it is never half-written.
+
+``recipe.toml`` (resolved), ``environment.json``, ``metrics.jsonl`` (a line every so often; nothing
+in it depends on the clock), ``checkpoint.pt`` and, once the run has ended, ``result.json``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from crsam.errors import UserError
+from crsam.experiment.recipe import Recipe, differences
+from crsam.experiment.toml import load_recipe, to_toml
+from crsam.train import checkpoint
+
+
+class RunFolder:
+    """Reads and writes the files of one run.
+
+    Args:
+        path: The folder; it need not exist.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.recipe_file = self.path / "recipe.toml"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.checkpoint_file = self.path / "checkpoint.pt"
+        self.result_file = self.path / "result.json"
+
+    def recipe(self) -> Recipe:
+        """The recipe of the run.
+
+        Raises:
+            UserError: If there is no run here.
+        """
+        if not self.recipe_file.is_file():
+            raise UserError(f"{self.path} is not the folder of a run: it has no recipe.toml")
+        return load_recipe(self.recipe_file)
+
+    def result(self) -> dict[str, Any] | None:
+        """What came out, if the run has ended."""
+        if not self.result_file.is_file():
+            return None
+        try:
+            return json.loads(self.result_file.read_text())
+        except json.JSONDecodeError as error:
+            raise UserError(f"{self.result_file} is not JSON: {error}") from error
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All lines so far."""
+        return [json.loads(line) for line in self.metrics_file.read_text().splitlines()]
+
+    @contextmanager
+    def claim(self) -> Iterator[None]:
+        """Keeps other processes from training into the same folder."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise UserError(f"cannot write to {self.path}: {error.strerror}") from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(f"another process is training into {self.path}") from None
+            yield
+
+    def start(self, recipe: Recipe, environment: dict[str, Any], fresh: bool) -> None:
+        """Makes the folder one of this recipe's.
+
+        Args:
+            recipe: Of the run that is to start or go on.
+            environment: Written beside it.
+            fresh: Forget a run that is already there.
+
+        Raises:
+            UserError: If it holds a run of another recipe.
+        """
+        if fresh:
+            for file in (self.result_file, self.checkpoint_file, self.metrics_file):
+                file.unlink(missing_ok=True)
+        elif self.recipe_file.exists():
+            other = differences(self.recipe(), recipe)
+            if other:
+                more = f" and {len(other) - 3} more" if len(other) > 3 else ""
+                raise UserError(
+                    f"{self.path} holds a run of another recipe ({'; '.join(other[:3])}{more}): "
+                    "give another --out, or --fresh to start over"
+                )
+        if self.result() is None:
+            checkpoint.write(self.recipe_file, to_toml(recipe).encode())
+            self.write_json("environment.json", environment)
+
+    def write_json(self, name: str, content: Any) -> None:
+        text = json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
+        checkpoint.write(self.path / name, text.encode())
+
+
+class MetricsLog:
+    """Appends to ``metrics.jsonl``; knows how long it was when a checkpoint was written.
+
+    Args:
+        path: The file.
+        length: Bytes to keep: what a run wrote after its last checkpoint is written again.
+    """
+
+    def __init__(self, path: Path, length: int) -> None:
+        if length > (path.stat().st_size if path.exists() else 0):
+            raise UserError(f"{path} has been cut: it is shorter than the checkpoint says")
+        try:
+            self._file = path.open("ab")
+            self._file.truncate(length)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}") from error
+        self.path = path
+
+    def write(self, line: dict[str, Any]) -> None:
+        try:
+            self._file.write((json.dumps(finite(line), allow_nan=False) + "\n").encode())
+            self._file.flush()
+        except OSError as error:
+            raise UserError(f"cannot write {self.path}: {error.strerror}") from error
+
+    def sync(self) -> int:
+        """Makes sure that all lines are on the disk; how many bytes they are."""
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def finite(content: Any) -> Any:
+    """The same, with null for what JSON has no number for.
+
+    Example:
+        >>> finite({"loss": float("nan"), "step": 3})
+        {'loss': None, 'step': 3}
+    """
+    if isinstance(content, Mapping):
+        return {key: finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content

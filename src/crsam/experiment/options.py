@@ -1,0 +1,126 @@
+"""The things that a recipe names, and what each of them can be given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim import Optimizer
+
+from crsam import data, models
+from crsam._arguments import arguments
+from crsam.data import augment
+from crsam.errors import unknown
+from crsam.experiment.values import RecipeError, Table, fitted, unknown_key
+from crsam.optim import methods
+
+_FILLED_IN = {"in_channels", "model", "seed", "max_norm"}
+"""Arguments that follow from the rest of the recipe: images, model, seed, ``train.clip_norm``."""
+
+_REFUSED = {
+    "lbfgs": "it calls for the loss many times a step, and is not made for mini-batches",
+    "sparseadam": "it takes sparse gradients only, and these models have dense ones",
+}
+
+
+class Kind(NamedTuple):
+    """A kind of thing that has a name and options."""
+
+    noun: str
+    names: Callable[[], Iterable[str]]
+    options: Callable[[str], Mapping[str, Any]]
+    """Those of the thing with this name, each with its type."""
+
+
+def optimizers() -> dict[str, type[Optimizer]]:
+    """The base optimizers by name: torch's, but for those that cannot serve.
+
+    Example:
+        >>> optimizers()["adamw"]
+        <class 'torch.optim.adamw.AdamW'>
+    """
+    return {
+        name.lower(): kind
+        for name, kind in vars(torch.optim).items()
+        if isinstance(kind, type)
+        and issubclass(kind, Optimizer)
+        and name.lower() not in _REFUSED
+        and {"params", "lr"} <= arguments(kind).keys()
+    }
+
+
+def _optimizer_options(name: str) -> Mapping[str, Any]:
+    found = arguments(optimizers()[name])
+    del found["params"]
+    return found
+
+
+KINDS = {
+    "data": Kind("dataset", data.datasets, lambda name: {}),
+    "augment": Kind("augmentation", augment.augmentations, augment.options),
+    "model": Kind("model", models.models, models.options),
+    "optimizer": Kind("optimizer", optimizers, _optimizer_options),
+    "methods": Kind("method", methods.methods, methods.options),
+}
+"""By the table of the recipe that they stand in."""
+
+
+def plain(name: str) -> str:
+    """A name without case, dashes and underscores, in which people differ."""
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def canonical(table: str, name: str, key: str, also: Iterable[str] = ()) -> str:
+    """The name as the registry writes it.
+
+    Args:
+        table: Of `KINDS`.
+        name: In anyone's spelling.
+        key: Where it is.
+        also: Other names that are allowed there.
+
+    Raises:
+        RecipeError: If there is no such thing; names the nearest.
+
+    Example:
+        >>> canonical("model", "ResNet-18", "model.name")
+        'resnet18'
+    """
+    if table == "optimizer" and plain(name) in _REFUSED:
+        raise RecipeError(f"{key} must not be {name!r}: {_REFUSED[plain(name)]}", key)
+    names = {plain(known): known for known in (*KINDS[table].names(), *also)}
+    if plain(name) not in names:
+        raise RecipeError(str(unknown(KINDS[table].noun, name, names.values())), key)
+    return names[plain(name)]
+
+
+def accepted(table: str, name: str) -> dict[str, Any]:
+    """The options that a recipe may give, each with its type.
+
+    Example:
+        >>> list(accepted("model", "digits_mlp"))
+        ['width', 'batch_norm']
+    """
+    found = KINDS[table].options(name)
+    return {option: wanted for option, wanted in found.items() if option not in _FILLED_IN}
+
+
+def checked(table: str, name: str, given: Mapping[str, Any], key: str) -> Table:
+    """The options, each known and of its type.
+
+    Args:
+        table: Of `KINDS`.
+        name: Of the thing, as the registry writes it.
+        given: Its options.
+        key: Where they are.
+
+    Raises:
+        RecipeError: Otherwise.
+    """
+    known = accepted(table, name)
+    for option in given:
+        if option not in known:
+            also = () if table == "methods" else ("name",)
+            raise unknown_key(f"{key}.{option}", name, (*also, *known))
+    return Table({o: fitted(f"{key}.{o}", value, known[o]) for o, value in given.items()})

@@ -1,0 +1,74 @@
+"""Results as tables on the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from crsam.experiment.run import SHARPNESS_RHO, Result
+from crsam.experiment.study import Row, Spread
+
+NEXT_AFTER_DEMO = """
+The runs are in {folder}. Next:
+  crsam evaluate {folder}/crsam/seed0          how good one of these models is
+  crsam train digits method=asam               any method on any recipe; crsam list shows them
+  crsam compare demo --methods sgd,asam,gsam   other methods, side by side
+  crsam train cifar10/resnet18 --dry-run       the paper's set-up, before you start it"""
+
+
+def show(rows: Sequence[Row], title: str) -> None:
+    """A comparison: accuracy, its difference to the first row's, and how flat the place is."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("method")
+    reference = f"against {rows[0].method}"
+    for heading in ("accuracy, %", reference, "gradient norm", "sharpness", "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.method + (f" ({row.num_diverged} diverged)" if row.num_diverged else ""),
+            with_spread(row.test_accuracy),
+            "" if row.difference is None else with_error(row.difference),
+            significant(row.gradient_norm.mean),
+            significant(row.sharpness.mean),
+            f"{row.time:.1f}×",
+        )
+    Console().print(table)
+    several = rows[0].test_accuracy.num > 1
+    how = ", ± standard deviation; differences seed by seed, ± standard error" if several else ""
+    print(
+        f"\nAccuracy on the test set after the last epoch{how}.\n"
+        "Gradient norm and sharpness (how much the loss rises one step of length "
+        f"{SHARPNESS_RHO} uphill)\nof the training loss, without augmentation."
+    )
+
+
+def show_result(result: Result, folder: Path) -> None:
+    """What came out of one run."""
+    print(
+        f"{result['method']}, seed {result['seed']}: "
+        f"test accuracy {result['test_accuracy']:.2f} %, loss {result['test_loss']:.4f}, "
+        f"{result['steps']} steps in {result['seconds']:.0f} s "
+        f"({result['images_per_second']:,.0f} images/s); {folder}"
+    )
+    if result["diverged_at"] is not None:
+        print(
+            f"The loss was not finite any more at step {result['diverged_at']}: "
+            "try a smaller learning rate or ρ, or a warm-up."
+        )
+
+
+def with_spread(value: Spread) -> str:
+    return f"{value.mean:.2f}" + ("" if value.num < 2 else f" ± {value.std:.2f}")
+
+
+def with_error(value: Spread) -> str:
+    return f"{value.mean:+.2f}" + ("" if value.num < 2 else f" ± {value.error:.2f}")
+
+
+def significant(value: float) -> str:
+    """Three digits, however small."""
+    return "—" if math.isnan(value) else f"{value:.3g}"

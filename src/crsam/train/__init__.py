@@ -1,0 +1,1 @@
+"""Training: the loop, its schedule, evaluation, checkpoints, several processes."""

@@ -1,0 +1,52 @@
+"""Running means of what the steps report, kept on the device until someone asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crsam.train.distributed import World
+
+
+class Tally:
+    """Means over steps; a value that only some steps report is averaged over those.
+
+    Example:
+        >>> tally = Tally()
+        >>> tally.add({"loss": torch.tensor(1.0)})
+        >>> tally.add({"loss": torch.tensor(2.0), "sharpness": torch.tensor(0.5)})
+        >>> tally.means()
+        {'loss': 1.5, 'sharpness': 0.5}
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, ...], Tensor] = {}  # by what was reported; the count last
+
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        """Takes 0-d tensors, of one device."""
+        names = tuple(values)
+        row = torch.stack([value.detach().double() for value in values.values()])
+        row = torch.cat([row, row.new_ones(1)])
+        self._sums[names] = self._sums[names] + row if names in self._sums else row
+
+    def means(self, world: World | None = None) -> dict[str, float]:
+        """The means over steps and processes, by name; the tally is empty afterwards."""
+        world = world or World()
+        sums: dict[str, float] = {}
+        counts: dict[str, float] = {}
+        for names, row in self._sums.items():
+            *totals, count = world.total(row).tolist()
+            for name, total in zip(names, totals):
+                sums[name] = sums.get(name, 0.0) + total
+                counts[name] = counts.get(name, 0.0) + count
+        self._sums = {}
+        return {name: total / counts[name] for name, total in sums.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {" ".join(names): row for names, row in self._sums.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._sums = {tuple(names.split()): row for names, row in state.items()}

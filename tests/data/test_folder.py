@@ -1,0 +1,355 @@
+"""Images in folders, held or decoded whenever they are fetched."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from crsam.data import Held, folder, load, split, with_wrong_labels
+from crsam.data.folder import Decoded, read_folder
+from crsam.data.images import Images
+from crsam.errors import UserError
+
+
+def noise(width: int = 12, height: int = 10, seed: int = 0) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(256, size=(height, width, 3))
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+def write(path: Path, image: Image.Image | None = None, **how: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (image or noise()).save(path, **how)
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Three classes, photographs of several sizes, in several formats."""
+    seed = 0
+    for half, count in (("train", 3), ("val", 2)):
+        for name in ("cat", "ant", "Bee"):
+            for i, suffix in zip(range(count), ("jpg", "PNG", "JPEG")):
+                seed += 1
+                width, height = 12 + 5 * (seed % 4), 10 + 7 * (seed % 3)
+                write(tmp_path / half / name / f"{i}.{suffix}", noise(width, height, seed))
+    return tmp_path
+
+
+def fetched(images: Images) -> Tensor:
+    return images.fetch(torch.arange(len(images)))
+
+
+def pixels_of(path: Path) -> Tensor:
+    return torch.from_numpy(np.array(Image.open(path).convert("RGB"))).permute(2, 0, 1)
+
+
+def error_of(call: Callable[[], object]) -> str:
+    with pytest.raises(UserError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_classes_and_files_are_in_the_order_of_their_names(root: Path) -> None:
+    dataset = load("folder", root, image_size=8)
+    assert dataset.classes == ("Bee", "ant", "cat")
+    assert dataset.train.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert dataset.test.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert dataset.train.shape == dataset.test.shape == (3, 8, 8)
+    lazy = read_folder(root, image_size=8, hold=False)
+    assert isinstance(lazy.train, Decoded)
+    names = [Path(path).relative_to(root / "train").as_posix() for path in lazy.train.paths]
+    assert names[:4] == ["Bee/0.jpg", "Bee/1.PNG", "Bee/2.JPEG", "ant/0.jpg"]
+
+
+def test_decoded_images_are_the_held_ones_byte_for_byte(root: Path) -> None:
+    held, decoded = (read_folder(root, image_size=9, hold=hold) for hold in (True, False))
+    for a, b in ((held.train, decoded.train), (held.test, decoded.test)):
+        assert isinstance(a, Held)
+        assert isinstance(b, Decoded)
+        assert torch.equal(fetched(a), fetched(b))
+        assert torch.equal(fetched(b), fetched(b))
+        assert torch.equal(a.labels, b.labels)
+        assert a.shape == b.shape
+        some = torch.tensor([3, 0, 3])
+        assert torch.equal(a.fetch(some), b.fetch(some))
+
+
+def test_parts_and_labels_of_decoded_images_are_those_of_held_ones(root: Path) -> None:
+    held, decoded = (read_folder(root, image_size=8, hold=hold).train for hold in (True, False))
+    mask = torch.arange(9) % 2 == 0
+    for change in (
+        lambda images: images.part(torch.tensor([8, 2, 5])).part(torch.tensor([2, 0])),
+        lambda images: images.part(mask).part(torch.tensor([-1])),
+        lambda images: images.with_labels(torch.arange(9) + 40).part(torch.tensor([4])),
+        lambda images: split(images, 1 / 3)[1],
+        lambda images: with_wrong_labels(images, 0.5, 3),
+        lambda images: images.to(torch.device("cpu")),
+        lambda images: pickle.loads(pickle.dumps(images)),
+        lambda images: images.part(torch.tensor([], dtype=torch.long)),
+    ):
+        a, b = change(held), change(decoded)
+        assert torch.equal(fetched(a), fetched(b))
+        assert torch.equal(a.labels, b.labels)
+    assert decoded.to(torch.device("meta")).device.type == "meta"
+    with pytest.raises(ValueError, match="9 images need labels"):
+        decoded.with_labels(torch.arange(8))
+
+
+def test_images_are_held_if_training_and_test_set_fit_together(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_bytes = 15 * 3 * 8 * 8
+    for limit, kind in ((num_bytes, Held), (num_bytes - 1, Decoded)):
+        monkeypatch.setattr(folder, "HOLD_LIMIT", limit)
+        dataset = read_folder(root, image_size=8)
+        assert type(dataset.train) is type(dataset.test) is kind
+    assert type(read_folder(root, image_size=8, hold=True).train) is Held
+
+
+def test_more_images_than_wait_at_a_time_are_all_decoded(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = fetched(read_folder(root, image_size=8).train)
+    monkeypatch.setattr(folder, "CHUNK", 2)
+    assert torch.equal(fetched(read_folder(root, image_size=8).train), once)
+
+
+def test_images_of_one_size_are_left_as_they_are(tmp_path: Path) -> None:
+    paths = [
+        write(tmp_path / half / "x" / f"{i}.png", noise(7, 5, seed=i))
+        for half in ("train", "val")
+        for i in range(2)
+    ]
+    dataset = read_folder(tmp_path)
+    assert dataset.train.shape == (3, 5, 7)
+    assert torch.equal(fetched(dataset.train), torch.stack([pixels_of(p) for p in paths[:2]]))
+
+
+def test_images_of_several_sizes_need_image_size(root: Path) -> None:
+    message = error_of(lambda: read_folder(root))
+    assert "pixels where others have" in message
+    assert "give image_size" in message
+    assert str(root / "train") in message
+
+
+def test_images_that_are_not_held_need_image_size(root: Path) -> None:
+    assert "image_size must be given" in error_of(lambda: read_folder(root, hold=False))
+
+
+@pytest.mark.parametrize("image_size", [0, -1, 8.0, True])
+def test_image_size_is_a_whole_number(root: Path, image_size: Any) -> None:
+    assert "whole number" in error_of(lambda: read_folder(root, image_size=image_size))
+
+
+def test_an_image_of_the_size_asked_for_is_not_changed(tmp_path: Path) -> None:
+    paths = [write(tmp_path / half / "x" / "0.png", noise(8, 8)) for half in ("train", "val")]
+    assert torch.equal(fetched(read_folder(tmp_path, image_size=8).train)[0], pixels_of(paths[0]))
+
+
+@pytest.mark.parametrize("size", [(72, 24), (24, 72), (24, 24), (40, 24), (3, 5)], ids=str)
+def test_the_short_side_is_scaled_and_the_middle_is_cut_out(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    paths = [write(tmp_path / half / "x" / "0.png", noise(*size)) for half in ("train", "val")]
+    short = min(size)
+    # Large enough for the long side, and for what is cut off it, to be whole numbers.
+    side = {(3, 5): 6, (40, 24): 12}.get(size, 8)
+    scaled = (size[0] * side // short, size[1] * side // short)
+    whole = Image.open(paths[0]).resize(scaled, Image.Resampling.BILINEAR)
+    left, top = ((length - side) // 2 for length in scaled)
+    expected = np.array(whole)[top : top + side, left : left + side]
+    seen = fetched(read_folder(tmp_path, image_size=side).train)[0]
+    assert torch.equal(seen, torch.from_numpy(expected).permute(2, 0, 1))
+
+
+def test_scaling_down_averages(tmp_path: Path) -> None:
+    checkers = np.indices((64, 64)).sum(0) % 2 * 255
+    for half in ("train", "val"):
+        write(tmp_path / half / "x" / "0.png", Image.fromarray(checkers.astype(np.uint8)))
+    seen = fetched(read_folder(tmp_path, image_size=8).train).double()
+    assert (seen - 127.5).abs().max() < 8
+
+
+@pytest.mark.parametrize(
+    "suffix", ["jpg", "jpeg", "png", "bmp", "webp", "ppm", "gif", "JPG", "Gif"]
+)
+def test_every_format_is_read_in_colour(tmp_path: Path, suffix: str) -> None:
+    plain = Image.new("RGB", (8, 8), (200, 100, 50))
+    for half in ("train", "val"):
+        write(tmp_path / half / "x" / f"0.{suffix}", plain)
+    seen = fetched(read_folder(tmp_path).train)[0].double()
+    assert (seen - torch.tensor([200, 100, 50]).view(3, 1, 1)).abs().max() <= 4
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK"])
+def test_other_colour_models_become_rgb(tmp_path: Path, mode: str) -> None:
+    image = noise(8, 8).convert(mode)
+    for half in ("train", "val"):
+        write(tmp_path / half / "x" / ("0.jpg" if mode == "CMYK" else "0.png"), image)
+    assert read_folder(tmp_path).train.shape == (3, 8, 8)
+
+
+def test_transparent_palettes_are_read_without_a_warning(tmp_path: Path) -> None:
+    for half in ("train", "val"):
+        image = noise(8, 8).convert("P")
+        write(tmp_path / half / "x" / "0.png", image, transparency=bytes([0, 128, 255]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_folder(tmp_path)
+
+
+def test_deep_pixels_are_refused_rather_than_clipped(root: Path) -> None:
+    deep = Image.fromarray(np.full((8, 8), 40_000, np.uint16))
+    path = write(root / "train" / "ant" / "deep.png", deep)
+    message = error_of(lambda: read_folder(root, image_size=8))
+    assert message.startswith(f"{path} has more than 8 bits")
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def truncated(path: Path) -> None:
+    raw = write(path, noise(60, 60)).read_bytes()
+    path.write_bytes(raw[: len(raw) // 2])
+
+
+def no_image(path: Path) -> None:
+    path.write_text("<html>not found</html>")
+
+
+@pytest.mark.parametrize("damage", [empty, truncated, no_image])
+@pytest.mark.parametrize("suffix", ["jpg", "png"])
+@pytest.mark.parametrize("half", ["train", "val"])
+def test_an_image_that_cannot_be_read_is_named(
+    root: Path, damage: Callable[[Path], None], suffix: str, half: str
+) -> None:
+    path = root / half / "ant" / f"bad.{suffix}"
+    damage(path)
+    message = error_of(lambda: read_folder(root, image_size=8))
+    assert message.startswith(f"{path} cannot be read as an image: ")
+    lazy = read_folder(root, image_size=8, hold=False)
+    images = lazy.train if half == "train" else lazy.test
+    assert error_of(lambda: fetched(images)) == message
+
+
+def test_a_picture_that_unpacks_to_a_huge_one_is_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(root / "train" / "ant" / "huge.png", Image.new("L", (200, 200)))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)
+    assert str(path) in error_of(lambda: read_folder(root, image_size=8))
+
+
+def test_hidden_files_and_other_files_are_ignored(root: Path) -> None:
+    before = load("folder", root, image_size=8)
+    for name in (
+        "train/.DS_Store", "train/notes.txt", "train/ant/.0.jpg", "train/ant/._1.PNG",
+        "train/ant/list.csv", "val/annotations.txt",
+    ):  # fmt: skip
+        (root / name).write_text("no image")
+    (root / "train" / ".cache").mkdir()
+    (root / "train" / "ant" / ".thumbs").mkdir()
+    after = load("folder", root, image_size=8)
+    assert torch.equal(fetched(after.train), fetched(before.train))
+    assert after.classes == before.classes
+
+
+def test_test_serves_where_there_is_no_val(root: Path) -> None:
+    (root / "val").rename(root / "test")
+    assert len(read_folder(root, image_size=8).test) == 6
+    write(root / "val" / "ant" / "0.png")
+    assert "val has no folder for the class 'Bee' and 1 more" in error_of(
+        lambda: read_folder(root, image_size=8)
+    )
+
+
+@pytest.mark.parametrize("half", ["train", "val"])
+def test_a_missing_half_is_named(root: Path, half: str) -> None:
+    (root / half).rename(root / "elsewhere")
+    message = error_of(lambda: read_folder(root, image_size=8))
+    assert f"there is no folder {root / half}" in message
+
+
+@pytest.mark.parametrize(("half", "other"), [("train", "val"), ("val", "train")])
+def test_a_class_that_only_one_half_has_is_named(root: Path, half: str, other: str) -> None:
+    write(root / half / "dog" / "0.png")
+    message = error_of(lambda: read_folder(root, image_size=8))
+    assert f"{root / other} has no folder for the class 'dog' of {root / half}" in message
+
+
+def test_a_class_without_images_is_named(root: Path) -> None:
+    for half in ("train", "val"):
+        (root / half / "dog").mkdir()
+    assert f"{root / 'train' / 'dog'} holds no images" in error_of(lambda: read_folder(root))
+
+
+def test_folders_without_classes_are_named(tmp_path: Path) -> None:
+    for half in ("train", "val"):
+        (tmp_path / half).mkdir()
+    assert f"{tmp_path / 'train'} has no folders of classes" in error_of(
+        lambda: read_folder(tmp_path)
+    )
+
+
+def test_an_image_outside_of_a_class_is_refused(root: Path) -> None:
+    path = write(root / "val" / "stray.jpg")
+    assert f"{path} must lie in the folder of its class" in error_of(lambda: read_folder(root))
+
+
+def test_folders_within_a_class_are_refused(root: Path) -> None:
+    path = write(root / "train" / "ant" / "images" / "0.jpg")
+    assert f"{path.parent} is a folder in the folder of a class" in error_of(
+        lambda: read_folder(root)
+    )
+
+
+def test_without_pillow_the_error_says_what_to_install(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    assert "pip install pillow" in error_of(lambda: read_folder(root))
+
+
+def _fetch_in_child(images: Images, queue: Any) -> None:
+    queue.put(int(fetched(images).sum()))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_forked_process_decodes_too(root: Path) -> None:
+    images = read_folder(root, image_size=8, hold=False).train
+    expected = int(fetched(images).sum())  # the pool of this process has its threads now
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_fetch_in_child, args=(images, queue))
+    child.start()
+    try:
+        assert queue.get(timeout=20) == expected
+    finally:
+        child.kill()
+        child.join()
+        queue.close()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_images_are_fetched_to_the_gpu(root: Path) -> None:
+    images = read_folder(root, image_size=8, hold=False).train
+    there = images.to(torch.device("cuda"))
+    indices = torch.tensor([4, 0])
+    assert there.fetch(indices.cuda()).device.type == "cuda"
+    assert torch.equal(there.fetch(indices.cuda()).cpu(), images.fetch(indices))
+    assert torch.equal(there.part(indices.cuda()).labels.cpu(), images.labels[indices])

@@ -1,0 +1,22 @@
+"""Runs under ``torchrun``: ``… ranks.py FOLDER METHOD... [KEY=VALUE]...``."""
+
+from __future__ import annotations
+
+import sys
+
+from experiment.runs import tiny
+
+from crsam.experiment.run import run
+from crsam.train.distributed import join
+
+
+def main() -> None:
+    folder, *rest = sys.argv[1:]
+    overrides = [word for word in rest if "=" in word]
+    with join("cpu") as world:
+        for method in (word for word in rest if "=" not in word):
+            run(tiny(f"method={method}", *overrides), f"{folder}/{method}", world, lines=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Two processes train as one does with the same global batch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from experiment.runs import tiny
+
+from crsam.experiment.run import run
+
+HERE = Path(__file__).parent
+METHODS = ["sgd", "sam", "crsam"]
+OPTIONS = (
+    "train.precision=float64",
+    "augment=basic",
+    "loss.mixup=0.2",
+    "data.validation=0.1",
+    "methods.crsam.warmup=3",
+    "methods.crsam.rho=0.2",
+)
+
+
+def torchrun(*words: str, num: int = 2) -> subprocess.CompletedProcess[str]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num}"]
+    env = {**os.environ, "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *launcher, *words], env=env, capture_output=True, text=True, timeout=240
+    )
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+    ended = torchrun(
+        str(HERE / "programs/ranks.py"), str(folder), *METHODS, *OPTIONS, "train.accumulate=2"
+    )
+    assert ended.returncode == 0, ended.stderr
+    return folder
+
+
+def numbers(folder: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    weights = torch.load(folder / "checkpoint.pt", weights_only=True)["training"]["model"]
+    return lines, weights
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_ranks_give_the_losses_and_weights_of_one_process(
+    method: str, two: Path, tmp_path: Path
+) -> None:
+    run(tiny(f"method={method}", *OPTIONS), tmp_path, lines=False)
+    (theirs, weights), (ours, our_weights) = numbers(two / method), numbers(tmp_path)
+    assert len(theirs) == len(ours) > 8
+    for a, b in zip(theirs, ours):
+        assert a.keys() == b.keys()
+        assert a == {k: v if k == "kind" else pytest.approx(v, abs=1e-9) for k, v in b.items()}
+    for name, value in our_weights.items():
+        torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-9)

@@ -1,0 +1,200 @@
+"""One run in one folder."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from experiment.runs import assert_same, outcome, tiny
+
+import crsam
+from crsam.errors import UserError
+from crsam.experiment import run as running
+from crsam.experiment.folder import RunFolder
+from crsam.experiment.run import evaluate_run, run
+from crsam.experiment.toml import load_recipe
+from crsam.train import interrupt
+from crsam.train.interrupt import Stopped
+
+METHODS = ["sgd", *crsam.methods()]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs_and_its_loss_falls(method: str, tmp_path: Path) -> None:
+    result = run(tiny(f"method={method}", "data.label_noise=0"), tmp_path, lines=False)
+    losses = [m["loss"] for m in RunFolder(tmp_path).metrics() if m["kind"] == "train"]
+    assert losses[-1] < losses[0]
+    assert result["method"] == method
+    assert result["steps"] == 15
+
+
+def test_a_run_folder_holds_what_is_needed_to_tell_and_repeat_it(tmp_path: Path) -> None:
+    recipe = tiny("data.validation=0.2")
+    result = run(recipe, tmp_path / "one", lines=False)
+    files = {p.name for p in (tmp_path / "one").iterdir()}
+    wanted = {"recipe.toml", "environment.json", "metrics.jsonl", "checkpoint.pt", "result.json"}
+    assert files == {*wanted, ".lock"}
+    assert load_recipe(tmp_path / "one/recipe.toml") == recipe
+    about = json.loads((tmp_path / "one/environment.json").read_text())
+    assert about["versions"]["torch"] == torch.__version__
+    assert about["processes"] == 1
+    lines = RunFolder(tmp_path / "one").metrics()
+    assert [m["epoch"] for m in lines if m["kind"] == "validation"] == [1, 2, 3]
+    assert lines[-1]["kind"] == "test"
+    assert lines[-1]["accuracy"] == result["test_accuracy"]
+    assert sum(m["kind"] == "test" for m in lines) == 1
+    assert all({"loss", "lr", "curvature", "grad_norm"} <= m.keys() for m in lines[:1])
+    run(load_recipe(tmp_path / "one/recipe.toml"), tmp_path / "again", lines=False)
+    assert_same(tmp_path / "one", tmp_path / "again")
+
+
+def test_the_test_set_is_looked_at_once_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[tuple[int, str]] = []
+    evaluate = running.evaluate
+
+    def watching(model: Any, images: Any, feed: Any, **options: Any) -> Any:
+        looked.append((len(images), options["label"]))
+        return evaluate(model, images, feed, **options)
+
+    monkeypatch.setattr(running, "evaluate", watching)
+    run(tiny("data.validation=0.1"), tmp_path, lines=False)
+    assert looked == [(144, "validating")] * 3 + [(360, "testing")]
+
+
+def test_a_run_that_is_done_is_not_done_again(tmp_path: Path) -> None:
+    first = run(tiny(), tmp_path, lines=False)
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.iterdir() if p.name != ".lock"}
+    assert run(tiny(), tmp_path, lines=False) == first
+    assert before == {p: p.stat().st_mtime_ns for p in before}
+    run(tiny(), tmp_path, fresh=True, lines=False)
+    assert (tmp_path / "result.json").stat().st_mtime_ns > before[tmp_path / "result.json"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_stopped_between_any_two_steps_and_resumed_it_ends_the_same(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tiny(f"method={method}", "train.ema=0.9", "data.validation=0.1")
+    run(recipe, tmp_path / "whole", lines=False)
+
+    for after in (1, 4, 2):
+        looks = itertools.count(1)
+        asked = property(lambda stop, looks=looks, after=after: next(looks) == after)
+        monkeypatch.setattr(interrupt.Stop, "asked", asked)
+        with pytest.raises(Stopped):
+            run(recipe, tmp_path / "parts", lines=False)
+    monkeypatch.undo()
+    run(recipe, tmp_path / "parts", lines=False)
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_seeds_change_weights_data_order_and_wrong_labels(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        run(tiny(f"seed={seed}"), tmp_path / str(seed), lines=False)
+    a, b = outcome(tmp_path / "0"), outcome(tmp_path / "1")
+    assert not torch.equal(*(next(iter(s[0]["model"].values())) for s in (a, b)))
+    assert a[1] != b[1]
+
+
+def test_methods_are_paired_they_start_from_the_same_loss(tmp_path: Path) -> None:
+    losses = set()
+    for method in ("sgd", "sam", "crsam"):
+        run(tiny(f"method={method}", "log.every=1"), tmp_path / method, lines=False)
+        losses.add(RunFolder(tmp_path / method).metrics()[0]["loss"])
+    assert len(losses) == 1
+
+
+def test_a_folder_of_another_recipe_is_refused_and_left_alone(tmp_path: Path) -> None:
+    run(tiny(), tmp_path, lines=False)
+    before = (tmp_path / "recipe.toml").read_text()
+    with pytest.raises(UserError, match=r"another recipe \(model\.width: 8 there, 9 here\)"):
+        run(tiny("model.width=9"), tmp_path, lines=False)
+    assert (tmp_path / "recipe.toml").read_text() == before
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    run(tiny("model.width=9"), tmp_path / "other", lines=False)
+    run(tiny(), tmp_path / "mine", lines=False)
+    (tmp_path / "mine/result.json").unlink()
+    (tmp_path / "other/checkpoint.pt").replace(tmp_path / "mine/checkpoint.pt")
+    for use in (lambda: run(tiny(), tmp_path / "mine"), lambda: evaluate_run(tmp_path / "mine")):
+        with pytest.raises(UserError, match="of another model") as caught:
+            use()
+        assert "\n" not in str(caught.value)
+
+
+def test_two_processes_cannot_train_into_one_folder(tmp_path: Path) -> None:
+    with RunFolder(tmp_path).claim(), pytest.raises(UserError, match="another process"):
+        run(tiny(), tmp_path, lines=False)
+
+
+def test_metrics_cut_by_someone_are_noticed(tmp_path: Path) -> None:
+    run(tiny(), tmp_path, lines=False)
+    (tmp_path / "result.json").unlink()
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(UserError, match="has been cut"):
+        run(tiny(), tmp_path, lines=False)
+
+
+def test_a_run_that_diverges_says_so_and_is_done(tmp_path: Path) -> None:
+    recipe = tiny("method=sgd", "optimizer.lr=1e30")
+    result = run(recipe, tmp_path, lines=False)
+    assert result["diverged_at"] is not None
+    assert result["gradient_norm"] is None
+    assert run(recipe, tmp_path, lines=False) == result
+    json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_evaluate_gives_what_the_run_gave(tmp_path: Path) -> None:
+    result = run(tiny("train.ema=0.8", "data.validation=0.1"), tmp_path, lines=False)
+    step, score = evaluate_run(tmp_path)
+    assert step == 15
+    assert score.accuracy == result["test_accuracy"]
+    assert score.loss == pytest.approx(result["test_loss"], rel=1e-12)
+    last = [m for m in RunFolder(tmp_path).metrics() if m["kind"] == "validation"][-1]
+    assert evaluate_run(tmp_path, split="validation")[1].accuracy == last["accuracy"]
+
+
+def test_evaluate_refuses_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no recipe\.toml"):
+        evaluate_run(tmp_path)
+    run(tiny(), tmp_path, lines=False)
+    with pytest.raises(UserError, match=r"data\.validation is 0"):
+        evaluate_run(tmp_path, split="validation")
+
+
+def test_the_average_of_the_weights_is_judged_where_one_is_kept(tmp_path: Path) -> None:
+    for name, options in {"plain": [], "ema": ["train.ema=0.99"]}.items():
+        run(tiny(*options), tmp_path / name, lines=False)
+    plain, ema = outcome(tmp_path / "plain"), outcome(tmp_path / "ema")
+    for key, value in plain[0]["model"].items():
+        assert torch.equal(value, ema[0]["model"][key])  # training is not disturbed
+    assert plain[2]["test_loss"] < ema[2]["test_loss"]  # an average of 100 steps, after 15
+
+
+def test_tensorboard_gets_the_metrics(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run(tiny("log.tensorboard=true", "data.validation=0.1"), tmp_path, lines=False)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    lines = [m for m in RunFolder(tmp_path).metrics() if m["kind"] == "train"]
+    seen = events.Scalars("train/loss")
+    assert [e.step for e in seen] == [m["step"] for m in lines]
+    assert [e.value for e in seen] == pytest.approx([m["loss"] for m in lines])
+    assert len(events.Scalars("validation/accuracy")) == 3
+
+
+def test_it_runs_in_a_thread_where_signals_cannot_be_caught(tmp_path: Path) -> None:
+    thread = threading.Thread(target=run, args=(tiny(), tmp_path), kwargs={"lines": False})
+    thread.start()
+    thread.join()
+    assert (tmp_path / "result.json").exists()

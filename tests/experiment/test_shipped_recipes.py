@@ -1,0 +1,90 @@
+"""The recipes that come with the package: short, true to their sources, and accepted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import crsam
+from crsam.data.augment import make_augment
+from crsam.experiment.options import optimizers
+from crsam.experiment.recipe import Choice, Data, Train
+from crsam.experiment.toml import load_recipe, recipes
+from crsam.models import make_model
+from crsam.train.schedule import Schedule
+
+RECIPES = Path(crsam.__file__).parent / "recipes"
+FILES = sorted(path.relative_to(RECIPES).as_posix() for path in RECIPES.rglob("*.toml"))
+
+
+def test_every_shipped_file_is_listed_but_the_bases() -> None:
+    assert sorted(f"{name}.toml" for name in recipes()) == [
+        file for file in FILES if not file.endswith("base.toml")
+    ]
+    assert {"demo", "digits", "folder", "cifar10/quick", "cifar100/wrn28_10"} <= set(recipes())
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_shipped_files_are_short_and_open_with_their_command(file: str) -> None:
+    lines = (RECIPES / file).read_text().splitlines()
+    assert 8 <= len(lines) <= 37
+    assert all(len(line) <= 100 for line in lines)
+    name = file.removesuffix(".toml").replace("base", "resnet18")
+    assert lines[0].startswith("# ")
+    assert re.fullmatch(rf"#   crsam (train|compare) {name}( .*)?", lines[1])
+    assert "steps an epoch" in " ".join(lines[2:5])
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_shipped_recipes_are_accepted_by_what_they_name(name: str) -> None:
+    recipe = load_recipe(name)
+    make_augment(recipe.augment.name, **recipe.augment.options)
+    with torch.device("meta"):
+        model = make_model(recipe.model.name, 10, **recipe.model.options)
+    base = optimizers()[recipe.optimizer.name](model.parameters(), **recipe.optimizer.options)
+    for method, hyper in recipe.methods.items():
+        crsam.make(method, base, **hyper)
+
+
+TABLE_4 = {
+    ("cifar10", "resnet18"): (5e-3, 0.05, 0.10, 0.1, 0.01),
+    ("cifar100", "resnet18"): (5e-3, 0.10, 0.15, 0.5, 0.01),
+    ("cifar10", "resnet101"): (5e-3, 0.05, 0.10, 0.2, 0.05),
+    ("cifar100", "resnet101"): (5e-3, 0.10, 0.15, 0.5, 0.05),
+    ("cifar10", "wrn28_10"): (1e-3, 0.10, 0.10, 0.5, 0.1),
+    ("cifar100", "wrn28_10"): (1e-3, 0.10, 0.15, 0.5, 0.1),
+    ("cifar10", "pyramidnet110"): (5e-3, 0.15, 0.20, 0.5, 0.1),
+    ("cifar100", "pyramidnet110"): (5e-3, 0.15, 0.20, 0.5, 0.1),
+}
+
+
+@pytest.mark.parametrize(("data", "model"), list(TABLE_4))
+def test_cifar_recipes_are_those_of_the_papers_table_4(data: str, model: str) -> None:
+    weight_decay, rho_sam, rho, alpha, beta = TABLE_4[data, model]
+    recipe = load_recipe(f"{data}/{model}")
+    assert (recipe.data.name, recipe.model) == (data, Choice(model))
+    assert recipe.train == Train(epochs=200, batch_size=128)
+    assert recipe.schedule == Schedule("cosine")
+    assert recipe.augment.name == "basic"
+    sgd = {"lr": 0.05, "momentum": 0.9, "weight_decay": weight_decay}
+    assert recipe.optimizer == Choice("sgd", sgd)
+    assert recipe.methods["sam"] == {"rho": rho_sam}
+    assert recipe.methods["crsam"] == {"rho": rho, "alpha": alpha, "beta": beta}
+
+
+@pytest.mark.parametrize("name", ["cutout", "autoaugment"])
+def test_the_papers_other_augmentations_are_one_override(name: str) -> None:
+    recipe = load_recipe("cifar10/resnet18", [f"augment={name}"])
+    assert recipe.augment == Choice(name)
+
+
+def test_the_demo_is_the_quickstart() -> None:
+    recipe = load_recipe("demo")
+    assert recipe.data == Data("digits", label_noise=0.3)
+    assert recipe.optimizer == Choice("sgd", {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4})
+    assert recipe.train == Train(epochs=40, batch_size=64)
+    assert recipe.schedule == Schedule("cosine")
+    assert recipe.methods == {"sam": {"rho": 0.3}, "crsam": {"rho": 0.3}}

@@ -1,0 +1,125 @@
+"""The commands as people type them, each in a process of its own or through typer's runner."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from experiment.runs import TINY, assert_same
+
+COMMAND = [sys.executable, "-m", "crsam"]
+
+
+def crsam(*words: str, cwd: Path, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # type: ignore[call-overload]
+        [*COMMAND, *words], cwd=cwd, capture_output=True, text=True, timeout=240, **options
+    )
+
+
+def fails_in_one_line(ended: subprocess.CompletedProcess[str], *said: str) -> None:
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stdout == ""
+    assert ended.stderr.count("\n") == 1, ended.stderr
+    for words in said:
+        assert words in ended.stderr
+
+
+def test_train_evaluate_and_dry_run(tmp_path: Path) -> None:
+    shown = crsam("train", "digits", *TINY, "method=sam", "--dry-run", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert 'method = "sam"' in shown.stdout
+    assert not list(tmp_path.iterdir())
+    ended = crsam("train", "digits", *TINY, "method=sam", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "sam, seed 0: test accuracy" in ended.stdout
+    assert "epoch 3/3  loss" in ended.stderr
+    (tmp_path / "resolved.toml").write_text(shown.stdout)
+    again = crsam("train", "resolved.toml", "--out", "again", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert_same(tmp_path / "runs/digits/sam/seed0", tmp_path / "again")
+    judged = crsam("evaluate", "again", cwd=tmp_path)
+    accuracy = ended.stdout.split("test accuracy ")[1].split(" ")[0]
+    assert f"accuracy {accuracy} %" in judged.stdout
+
+
+def test_compare_and_demo_print_a_table_with_all_that_was_promised(tmp_path: Path) -> None:
+    ended = crsam("compare", "digits", *TINY, "--methods", "base,sam", "--seeds", "2", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "against sgd" in ended.stdout
+    assert ended.stdout.count("±") >= 3
+    assert (tmp_path / "runs/digits/comparison.json").exists()
+    ended = crsam("demo", "--seeds", "1", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    for words in ("sgd", "sam", "crsam", "gradient norm", "sharpness", "crsam train"):
+        assert words in ended.stdout
+
+
+def test_list_and_version(tmp_path: Path) -> None:
+    everything = crsam("list", cwd=tmp_path).stdout
+    for words in ("cifar10/resnet18", "crsam", "wrn28_10", "cifar100", "autoaugment"):
+        assert words in everything
+    assert "sam" in crsam("list", "methods", cwd=tmp_path).stdout.splitlines()
+    assert crsam("--version", cwd=tmp_path).stdout.startswith("crsam ")
+    fails_in_one_line(crsam("list", "method", cwd=tmp_path), "did you mean 'methods'?")
+
+
+def test_ctrl_c_ends_cleanly_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    words = ["train", "digits", *TINY, "train.epochs=60", "--threads", "1"]
+    assert crsam(*words, "--out", "whole", cwd=tmp_path).returncode == 0
+    running = subprocess.Popen(
+        [*COMMAND, *words, "--out", "parts"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    metrics = tmp_path / "parts/metrics.jsonl"
+    while not (metrics.exists() and metrics.stat().st_size > 2000):
+        assert running.poll() is None, running.communicate()[1]
+        time.sleep(0.005)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130, said
+    assert "Traceback" not in said
+    assert "crsam train digits" in said
+    assert "--out parts" in said
+    assert not (tmp_path / "parts/result.json").exists()
+    assert crsam(*words, "--out", "parts", cwd=tmp_path).returncode == 0
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_full_disk_while_checkpointing_is_told_and_leaves_nothing_half_written(
+    tmp_path: Path,
+) -> None:
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+
+    ended = crsam("train", "digits", *TINY, "--out", "x", cwd=tmp_path, preexec_fn=small_files)
+    assert ended.returncode == 2
+    assert "cannot write x/checkpoint.pt: File too large" in ended.stderr.splitlines()[-1]
+    assert not list((tmp_path / "x").glob("*.tmp"))
+    assert not (tmp_path / "x/checkpoint.pt").exists()
+    ended = crsam("train", "digits", *TINY, "--out", "x", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_mistakes_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    fails_in_one_line(crsam("train", "digit", cwd=tmp_path), "did you mean 'digits'?")
+    fails_in_one_line(
+        crsam("train", "digits", "train.epoch=3", cwd=tmp_path), "train.epoch", "train.epochs"
+    )
+    fails_in_one_line(crsam("train", "digits", "method=sma", cwd=tmp_path), "sma", "did you mean")
+    fails_in_one_line(
+        crsam("train", "cifar10/resnet18", cwd=tmp_path), "cifar-10-batches-py", "download"
+    )
+    fails_in_one_line(
+        crsam("train", "digits", "model=resnet18", "model.width=0", cwd=tmp_path), "model", "width"
+    )
+    fails_in_one_line(crsam("evaluate", "nowhere", cwd=tmp_path), "nowhere", "recipe.toml")
+    fails_in_one_line(
+        crsam("train", "digits", "train.batch_size=5000", cwd=tmp_path), "batch_size", "1437"
+    )
+    fails_in_one_line(crsam("train", "digits", "--device", "cuda:7", cwd=tmp_path), "cuda:7")
+    assert os.listdir(tmp_path) in ([], ["runs"])

@@ -1,0 +1,89 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from crsam.errors import UserError
+from crsam.train import checkpoint
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    state = {"step": 3, "weights": torch.arange(4.0), "groups": [{"lr": 0.1, "none": None}]}
+    checkpoint.save(tmp_path / "c.pt", state)
+    loaded = checkpoint.load(tmp_path / "c.pt")
+    assert torch.equal(loaded.pop("weights"), state.pop("weights"))  # type: ignore[arg-type]
+    assert loaded == state
+    assert [p.name for p in tmp_path.iterdir()] == ["c.pt"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    path = tmp_path / "c.pt"
+    checkpoint.write(path, b"old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os if call == "fsync" else Path, call, full)
+    with pytest.raises(UserError, match=r"cannot write .*c\.pt: No space left.*is whole"):
+        checkpoint.write(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["c.pt"]
+
+
+def test_an_interrupted_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "c.pt"
+    checkpoint.write(path, b"old")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.write(path, b"new")
+    assert path.read_bytes() == b"old"
+
+
+def test_a_checkpoint_that_is_not_whole_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "c.pt"
+    checkpoint.save(path, {"weights": torch.randn(1000)})
+    whole = path.read_bytes()
+    for content in (b"", whole[:100], whole[: len(whole) // 2], b"not a checkpoint"):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="not a whole checkpoint") as caught:
+            checkpoint.load(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_that_runs_code_is_refused(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, (f"touch {tmp_path / 'ran'}",)
+
+    for content in (pickle.dumps(Evil(), protocol=2), None):
+        path = tmp_path / "evil.pt"
+        if content is None:
+            torch.save({"x": Evil()}, path)
+        else:
+            path.write_bytes(content)
+        with pytest.raises(UserError):
+            checkpoint.load(path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_missing_or_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="No such file"):
+        checkpoint.load(tmp_path / "none.pt")
+    torch.save(torch.zeros(2), tmp_path / "tensor.pt")
+    with pytest.raises(UserError, match="holds a Tensor"):
+        checkpoint.load(tmp_path / "tensor.pt")
