@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 from experiment.runs import TINY, assert_same
 
 COMMAND = [sys.executable, "-m", "crsam"]

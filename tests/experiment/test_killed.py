@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from experiment.runs import assert_same, tiny
 
 from crsam.experiment.run import run
+from experiment.runs import assert_same, tiny
 
 HERE = Path(__file__).parent
 MOMENTS = [

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from data.cifar_files import write_cifar
 
 from crsam.experiment.build import build
 from crsam.experiment.toml import load_recipe
 from crsam.train.distributed import World
+from data.cifar_files import write_cifar
 
 MODELS = ["resnet18", "resnet50", "resnet101", "wrn28_10", "pyramidnet110"]
 AUGMENTATIONS = ["basic", "cutout", "autoaugment", "randaugment"]
@@ -29,8 +29,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_paper_model_takes_a_step(model: str, augment: str, root: Path) -> None:
     recipe = load_recipe(
         "cifar10/resnet18",
-        [f"model={model}", f"augment={augment}", f"data.root={root}", "train.batch_size=2"]
-        + ["method=sgd", "loss.mixup=0.2", "loss.label_smoothing=0.1"],
+        [
+            *(f"model={model}", f"augment={augment}", f"data.root={root}", "train.batch_size=2"),
+            *("method=sgd", "loss.mixup=0.2", "loss.label_smoothing=0.1"),
+        ],
     )
     parts = build(recipe, World())
     before = [p.detach().clone() for p in parts.training.model.parameters()]

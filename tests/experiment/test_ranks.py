@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from experiment.runs import tiny
 
 from crsam.experiment.run import run
+from experiment.runs import tiny
 
 HERE = Path(__file__).parent
 METHODS = ["sgd", "sam", "crsam"]

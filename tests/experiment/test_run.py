@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from experiment.runs import assert_same, outcome, tiny
 
 import crsam
 from crsam.errors import UserError
@@ -20,6 +19,7 @@ from crsam.experiment.run import evaluate_run, run
 from crsam.experiment.toml import load_recipe
 from crsam.train import interrupt
 from crsam.train.interrupt import Stopped
+from experiment.runs import assert_same, outcome, tiny
 
 METHODS = ["sgd", *crsam.methods()]
 

@@ -7,10 +7,10 @@ import math
 from pathlib import Path
 
 import pytest
-from experiment.runs import tiny
 
 from crsam.errors import UserError
 from crsam.experiment.study import Result, compare, spread, tabulate
+from experiment.runs import tiny
 
 
 def a_result(method: str, seed: int, accuracy: float, **others: object) -> Result:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from crsam.errors import UserError
-from crsam.experiment.folder import RunFolder
 from crsam.experiment.environment import environment
+from crsam.experiment.folder import RunFolder
 from crsam.experiment.recipe import Recipe, as_tables
 from crsam.experiment.run import Result, run
 from crsam.progress import bar, on_terminal, say

@@ -14,12 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiment.runs import tiny
-
 from crsam.experiment.folder import MetricsLog
 from crsam.experiment.run import run
 from crsam.train import checkpoint
 from crsam.train.step import EagerStep
+from experiment.runs import tiny
 
 
 class Killer:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from experiment.runs import tiny
-
 from crsam.experiment.run import run
 from crsam.train.distributed import join
+from experiment.runs import tiny
 
 
 def main() -> None:
