@@ -63,6 +63,9 @@ class Probe(Protocol):
         emptied once the weights are moved) and the gradients are handed over, not copied.
         """
 
+    def both(self, offset: Offset) -> tuple[Evaluation, Evaluation]:
+        """Loss and gradient at ``w + offset`` and at ``w − offset``: two passes, the last ones."""
+
     def losses(self, offset: Offset | None = None) -> Tensor:
         """The loss of each sample at ``w + offset``: one forward, no gradient."""
 
@@ -115,7 +118,10 @@ class ClosureProbe:
             else:
                 losses = None
                 loss = self.closure()
-        return Evaluation(_as_scalar(loss), self._collect(copy=not last), losses)
+        return Evaluation(as_scalar(loss), self._collect(copy=not last), losses)
+
+    def both(self, offset: Offset) -> tuple[Evaluation, Evaluation]:
+        return self(offset), self(-offset, last=True)
 
     def losses(self, offset: Offset | None = None) -> Tensor:
         assert isinstance(self.closure, PerSample)
@@ -175,7 +181,8 @@ class ClosureProbe:
         return tn.clone(dense) if copy else dense
 
 
-def _as_scalar(loss: Tensor | float | None) -> Tensor:
+def as_scalar(loss: Tensor | float | None) -> Tensor:
+    """What a closure returned, as a 0-d tensor that is ours to keep."""
     if not isinstance(loss, Tensor | float | int):
         raise RuntimeError(f"the closure returned {type(loss).__name__}: it must return the loss")
     if not isinstance(loss, Tensor):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +16,7 @@ from crsam.optim.checkpoint import PREFIX, merged, parted
 from crsam.optim.checks import check_base, check_parts, checked_closure
 from crsam.optim.closure import PerSample
 from crsam.optim.objective import Objective, WorstCase
+from crsam.optim.functional import Functional, FunctionalProbe
 from crsam.optim.part import Part, at_least, non_negative
 from crsam.optim.probe import Closure, ClosureProbe
 from crsam.optim.radius import FollowLearningRate, warmup_factor
@@ -101,6 +102,7 @@ class SharpnessAware(Optimizer):
         self.model, self.seed = model, seed
         self.report = {}
         self._memory: dict[nn.Parameter, dict[str, Tensor]] = {}
+        self._values: Callable[[dict[str, Any], str], Tensor] | None = None  # see `Captured`
         self._keys = {
             name: PREFIX + name if name in base.defaults else name
             for part in self._parts
@@ -179,6 +181,12 @@ class SharpnessAware(Optimizer):
         L-BFGS base, weights and method state).
         """
         closure = checked_closure(closure, type(self).__name__, self._parts)
+        step, loss = self._take(closure)
+        self._commit(step)
+        return loss
+
+    def _take(self, closure: Closure | PerSample) -> tuple[Step, Tensor]:
+        """All of a step that happens on the device."""
         if isinstance(self.base, LBFGS):
             step, loss = self._step_lbfgs(closure)
         else:
@@ -187,8 +195,7 @@ class SharpnessAware(Optimizer):
         if step.direct is not None:
             for p, group, move in zip(step.params, step.groups, step.direct, strict=True):
                 p.sub_(move * group["lr"])
-        self._commit(step)
-        return loss
+        return step, loss
 
     def _step_lbfgs(self, closure: Closure | PerSample) -> tuple[Step, Tensor]:
         """L-BFGS asks for loss and gradient at points of its own choosing, so it gets a closure."""
@@ -216,7 +223,11 @@ class SharpnessAware(Optimizer):
         step = self._new_step()
         for p in self._all_params():  # of parameters frozen since their last step, too
             p.grad = None
-        probe = ClosureProbe(closure, step.params, Replay(step.params, self.model))
+        probe: ClosureProbe | FunctionalProbe
+        if isinstance(closure, Functional):
+            probe = FunctionalProbe(closure, step.params)
+        else:
+            probe = ClosureProbe(closure, step.params, Replay(step.params, self.model))
         center = probe()
         loss = center.loss
         step.grad_norm = tn.norm(center.grads)
@@ -253,7 +264,7 @@ class SharpnessAware(Optimizer):
         return Step(
             params=[p for p, _ in pairs],
             groups=[g for _, g in pairs],
-            values=self._value,
+            values=self._values or self._value,
             memory=self._memory,
             numbers={n: first[PREFIX + n] for part in self._parts for n in part.numbers},
             count=first[self._counter],
@@ -270,7 +281,7 @@ class SharpnessAware(Optimizer):
         return value
 
     @staticmethod
-    def _write_gradients(probe: ClosureProbe, surrogate: Tensors) -> None:
+    def _write_gradients(probe: ClosureProbe | FunctionalProbe, surrogate: Tensors) -> None:
         for i, (p, s) in enumerate(zip(probe.params, surrogate, strict=True)):
             if i not in probe.seen:
                 p.grad = None
@@ -284,9 +295,14 @@ class SharpnessAware(Optimizer):
             for p, tensor in zip(step.params, tensors, strict=True):
                 self._memory.setdefault(p, {})[name] = tensor
         for group in self.param_groups:
-            group[self._counter] = step.count + 1
             group.update({PREFIX + name: value for name, value in step.numbers.items()})
-        self.report = step.report
+        self._count(step.report)
+
+    def _count(self, report: dict[str, Tensor]) -> None:
+        count = self.param_groups[0][self._counter] + 1
+        for group in self.param_groups:
+            group[self._counter] = count
+        self.report = report
 
     # Checkpoints
 

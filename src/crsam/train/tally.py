@@ -23,30 +23,35 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[str, ...], Tensor] = {}  # by what was reported; the count last
+        # By what was reported together: the sums, and of how many steps.
+        self._sums: dict[tuple[str, ...], Tensor] = {}
+        self._counts: dict[tuple[str, ...], int] = {}
 
     def add(self, values: Mapping[str, Tensor]) -> None:
         """Takes 0-d tensors, of one device."""
         names = tuple(values)
-        row = torch.stack([value.detach().double() for value in values.values()])
-        row = torch.cat([row, row.new_ones(1)])
-        self._sums[names] = self._sums[names] + row if names in self._sums else row
+        row = torch.stack(list(values.values())).detach()
+        if names in self._sums:
+            self._sums[names] += row
+        else:
+            self._sums[names] = row.double()
+        self._counts[names] = self._counts.get(names, 0) + 1
 
     def means(self, world: World | None = None) -> dict[str, float]:
         """The means over steps and processes, by name; the tally is empty afterwards."""
         world = world or World()
         sums: dict[str, float] = {}
-        counts: dict[str, float] = {}
+        counts: dict[str, int] = {}
         for names, row in self._sums.items():
-            *totals, count = world.total(row).tolist()
-            for name, total in zip(names, totals):
+            for name, total in zip(names, (world.total(row) / world.size).tolist()):
                 sums[name] = sums.get(name, 0.0) + total
-                counts[name] = counts.get(name, 0.0) + count
-        self._sums = {}
+                counts[name] = counts.get(name, 0) + self._counts[names]
+        self._sums, self._counts = {}, {}
         return {name: total / counts[name] for name, total in sums.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        return {" ".join(names): row for names, row in self._sums.items()}
+        return {" ".join(names): (row, self._counts[names]) for names, row in self._sums.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._sums = {tuple(names.split()): row for names, row in state.items()}
+        self._sums = {tuple(names.split()): row for names, (row, _) in state.items()}
+        self._counts = {tuple(names.split()): count for names, (_, count) in state.items()}

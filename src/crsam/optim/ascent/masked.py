@@ -29,6 +29,7 @@ class _Masked(Ascent):
     period: int = 100
     hyper: ClassVar[tuple[str, ...]] = ("rho",)
     memory: ClassVar[tuple[str, ...]] = ("mask",)
+    stays_on_device: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -28,6 +28,7 @@ class RandomTensors(Ascent):
     rho: float = 0.05
     share: float = 0.5
     hyper: ClassVar[tuple[str, ...]] = ("rho",)
+    stays_on_device: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,12 +26,16 @@ class Objective(Registered):
         once the last probe that needs them is done.
         """
 
-    @staticmethod
+    @classmethod
     def above(
-        step: Step, center: Evaluation, offset: Offset, probe: Probe, last: bool = True
+        cls, step: Step, center: Evaluation, offset: Offset, probe: Probe, last: bool = True
     ) -> Evaluation:
         """The probe at ``w + e``, with its loss and the sharpness put into the report."""
-        plus = probe(offset, last=last)
+        return cls.tell(step, center, probe(offset, last=last))
+
+    @staticmethod
+    def tell(step: Step, center: Evaluation, plus: Evaluation) -> Evaluation:
+        """Puts the loss at ``w + e`` and the sharpness into the report."""
         step.report["loss_plus"] = plus.loss
         step.report["sharpness"] = plus.loss - center.loss
         return plus

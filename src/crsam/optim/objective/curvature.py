@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from crsam import _tensors as tn
-from crsam._tensors import Tensors
+from crsam._tensors import Scale, Tensors
 from crsam.optim.objective.base import Objective
 from crsam.optim.part import non_negative, one_of
 from crsam.optim.probe import Evaluation, Offset, Probe
@@ -64,6 +64,7 @@ class Curvature(Objective):
         super().__post_init__()
         one_of("form", self.form, ("log", "linear"))
         one_of("direction", self.direction, ("gradient", "random"))
+        object.__setattr__(self, "stays_on_device", self.direction == "gradient")
         for name in ("trust", "floor"):
             if getattr(self, name) is not None:
                 non_negative(name, getattr(self, name))
@@ -78,13 +79,13 @@ class Curvature(Objective):
 
     def __call__(self, step: Step, center: Evaluation, offset: Offset, probe: Probe) -> Tensors:
         length = offset.length()
-        plus = self.above(step, center, offset, probe, last=False)
         if self.direction == "gradient":
-            up, down = plus, probe(-offset, last=True)
+            up, down = probe.both(offset)
+            plus = self.tell(step, center, up)
         else:
+            plus = self.above(step, center, offset, probe, last=False)
             v = step.draw(torch.randn, stream=1)
-            around = Offset(v, length * tn.safe_reciprocal(tn.norm(v)))
-            up, down = probe(around), probe(-around, last=True)
+            up, down = probe.both(Offset(v, length * tn.safe_reciprocal(tn.norm(v))))
         d_1 = up.loss - down.loss
         d_2 = (up.loss - center.loss) + (down.loss - center.loss)
         loss = center.loss
@@ -94,24 +95,23 @@ class Curvature(Objective):
         step.report["loss_minus"] = down.loss
         step.report["curvature"] = d_2 / length.square()
 
-        # Each difference in the memory of the gradient it no longer needs, up to a factor that its
-        # weight makes good: no copies, and as few walks through memory as can be.
-        half_second = tn.add_(tn.add_(center.grads, up.grads, -0.5), down.grads, -0.5)  # -D_2/2
-        first = tn.add_(down.grads, up.grads, -1.0)  # -D_1
-        alpha, beta = times(step.hyper("alpha"), -2.0), times(step.hyper("beta"), -1.0)
+        alpha, beta = step.hyper("alpha"), step.hyper("beta")
         if self.direction == "random":
             sign = torch.where(d_1 < 0, -1.0, 1.0).to(d_1.dtype)
             beta, d_1 = times(beta, sign), d_1 * sign
         if self.form == "log":
             alpha = times(alpha, self._guarded(step, "curvature", d_2, loss))
             beta = times(beta, self._guarded(step, "slope", d_1, loss))
-        regularizer = tn.add_(tn.scale_(half_second, alpha), tn.scale_(first, beta))
+        regularizer = _weighed(
+            center.grads, up.grads, down.grads, times(alpha, -2.0), times(beta, -1.0)
+        )
+        scale: Tensor | float = 1.0
         if self.trust is not None:
             size = tn.norm(regularizer) * tn.safe_reciprocal(tn.norm(plus.grads))
             step.report["regularizer"] = size
-            step.report["trust_scale"] = torch.where(size > self.trust, self.trust / size, 1.0)
-            tn.scale_(regularizer, step.report["trust_scale"])
-        return tn.add_(plus.grads, regularizer)
+            scale = torch.where(size > self.trust, self.trust / size, 1.0)
+            step.report["trust_scale"] = scale
+        return _added(plus.grads, regularizer, scale)
 
     def _guarded(self, step: Step, term: str, difference: Tensor, loss: Tensor) -> Tensor:
         """``1/difference``, or 0, and reported as dropped, where it is not safely positive."""
@@ -119,3 +119,23 @@ class Curvature(Objective):
         safe = difference > floor * loss.abs()
         step.report[f"dropped_{term}"] = (~safe).to(loss.dtype)
         return torch.where(safe, 1.0 / difference, 0.0)
+
+
+@tn.fused
+def _weighed(g_0: Tensors, up: Tensors, down: Tensors, alpha: Scale, beta: Scale) -> Tensors:
+    """``α D_2 + β D_1``, given ``−2α`` and ``−β``; `g_0` and `down` are used up.
+
+    Each difference lies in the memory of the gradient it no longer needs, up to a factor that its
+    weight makes good: no copies, and as few walks through memory as can be.
+    """
+    half_second = tn.add_(tn.add_(g_0, up, -0.5), down, -0.5)  # −D_2/2
+    first = tn.add_(down, up, -1.0)  # −D_1
+    return tn.add_(tn.scale_(half_second, alpha), tn.scale_(first, beta))
+
+
+@tn.fused
+def _added(g_plus: Tensors, regularizer: Tensors, scale: Tensor | float) -> Tensors:
+    """``g_+ + scale·regularizer``; both are used up."""
+    if isinstance(scale, Tensor):
+        regularizer = tn.scale_(regularizer, scale)
+    return tn.add_(g_plus, regularizer)

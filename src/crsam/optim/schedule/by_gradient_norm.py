@@ -31,6 +31,7 @@ class ByGradientNorm(Schedule):
     decay: float = 0.9
     total_steps: int | None = None
     numbers: ClassVar[tuple[str, ...]] = ("norm_mean", "norm_variance")
+    stays_on_device: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

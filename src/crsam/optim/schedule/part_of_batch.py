@@ -30,6 +30,7 @@ class PartOfBatch(Schedule):
     share: float = 0.5
     pick: Literal["sharpest", "random"] = "sharpest"
     needs_samples: ClassVar[bool] = True
+    stays_on_device: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

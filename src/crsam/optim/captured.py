@@ -1,0 +1,232 @@
+"""A whole step as one CUDA graph: the host says "again", and every launch is already there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+
+from crsam import _tensors as tn
+from crsam._tensors import Tensors
+from crsam.optim.functional import Functional, FunctionalProbe
+from crsam.optim.sharpness import SharpnessAware
+
+NUM_EAGER = 3
+"""Steps of each plan before it is captured: they make the state that a graph then works on."""
+NUM_TIMED = 10
+"""Replays when streams are compared."""
+
+
+def why_not(optimizer: Optimizer) -> str | None:
+    """Why a step of this optimizer cannot be captured; None: it can."""
+    base = optimizer
+    if isinstance(optimizer, SharpnessAware):
+        base = optimizer.base
+        for part in (optimizer.ascent, optimizer.objective, optimizer.schedule):
+            if not part.stays_on_device:
+                return f"{type(part).__name__} reads numbers off the device or seeds a generator"
+    if any(p.device.type != "cuda" for group in base.param_groups for p in group["params"]):
+        return "the parameters are not on a CUDA device"
+    if not isinstance(base, SGD) and "capturable" not in base.defaults:
+        return f"torch cannot capture {type(base).__name__}"
+    return None
+
+
+class Graph(NamedTuple):
+    """A captured plan, and where it leaves what it saw."""
+
+    graph: torch.cuda.CUDAGraph
+    loss: Tensor
+    extra: Tensor | None
+    report: dict[str, Tensor]
+
+
+class Captured:
+    """``optimizer.step(closure)``, captured in a CUDA graph for each plan of the schedule.
+
+    A plan is a kind of step: LookSAM has two, with and without the perturbed passes. The first few
+    steps of each are taken eagerly, and count like any other. Learning rate, ρ, α and all other
+    hyper-parameters of the method are tensors inside the graph, filled anew when they change.
+
+    Args:
+        optimizer: Of torch or ours; `why_not` must be None for it.
+        closure: Its ``batch`` must be the same tensors at every step, filled with new values. Its
+            model must not draw random numbers.
+        parallel: Whether the two perturbed passes of CR-SAM run at the same time; ``"auto"``: if
+            that is faster, which is measured once.
+
+    Raises:
+        ValueError: If the optimizer's step cannot be captured.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, closure: Functional, parallel: bool | Literal["auto"] = "auto"
+    ) -> None:
+        reason = why_not(optimizer)
+        if reason is not None:
+            raise ValueError(f"this step cannot be captured: {reason}")
+        self.optimizer, self.closure, self.parallel = optimizer, closure, parallel
+        self.milliseconds: dict[str, float] = {}
+        """Of a step with the perturbed passes one after the other, and at the same time."""
+        self._graphs: dict[Hashable, Graph] = {}
+        self._num_taken: dict[Hashable, int] = {}
+        closure.draws = False
+        closure.parallel = parallel is True
+        for group in optimizer.param_groups:
+            # A fused step takes its learning rate from the device.
+            group.update({key: True for key in ("fused", "capturable") if key in group})
+            group["foreach"] = False
+        self._knobs = _Knobs(optimizer)
+
+    @torch.no_grad()
+    def step(self) -> Tensor:
+        """Takes a step on the values that the closure's batch holds now; the loss before it."""
+        plan = self._plan()
+        taken = self._num_taken.get(plan, 0)
+        self._num_taken[plan] = taken + 1
+        self._knobs.fill()
+        if taken < NUM_EAGER:
+            return self._eagerly()
+        if plan not in self._graphs:
+            self._graphs[plan] = self._fastest()
+        captured = self._graphs[plan]
+        captured.graph.replay()
+        self.closure.extra = captured.extra
+        if isinstance(self.optimizer, SharpnessAware):
+            self.optimizer._count(captured.report)
+        return captured.loss
+
+    def _plan(self) -> Hashable:
+        if not isinstance(self.optimizer, SharpnessAware):
+            return None
+        return self.optimizer.schedule.pays(self.optimizer._new_step())
+
+    def _eagerly(self) -> Tensor:
+        """On a side stream, where lazily made things are made as a capture needs them."""
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        main = torch.cuda.current_stream()
+        side.wait_stream(main)
+        with torch.cuda.stream(side), self._knobs.turned():
+            loss, report = self._take()
+        main.wait_stream(side)
+        if isinstance(self.optimizer, SharpnessAware):
+            self.optimizer._count(report)
+        return loss
+
+    def _take(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """All of a step that happens on the device."""
+        if not isinstance(self.optimizer, SharpnessAware):
+            return plain_step(self.optimizer, self.closure), {}
+        with tn.fusing():
+            step, loss = self.optimizer._take(self.closure)
+        for name, tensors in step.kept.items():
+            memory = [self.optimizer._memory.setdefault(p, {}) for p in step.params]
+            for entry, tensor in zip(memory, tensors, strict=True):
+                entry.setdefault(name, torch.empty_like(tensor))
+            # In place: a graph of another plan reads it there.
+            tn.copy_([entry[name] for entry in memory], tensors)
+        return loss, step.report
+
+    def _capture(self) -> Graph:
+        graph = torch.cuda.CUDAGraph()
+        with self._knobs.turned(), torch.cuda.graph(graph):
+            loss, report = self._take()
+        return Graph(graph, loss, self.closure.extra, report)
+
+    def _fastest(self) -> Graph:
+        """The plan captured, in both ways where the choice is ours, and the faster one kept."""
+        if self.parallel != "auto" or not self.closure.pairs:
+            return self._capture()
+        found: dict[bool, Graph] = {}
+        for self.closure.parallel in (False, True):
+            found[self.closure.parallel] = self._capture()
+        times = {parallel: self._time(graph) for parallel, graph in found.items()}
+        self.milliseconds = {"in sequence": times[False], "at once": times[True]}
+        self.closure.parallel = times[True] < times[False]
+        return found[self.closure.parallel]
+
+    def _time(self, captured: Graph) -> float:
+        """Milliseconds of a replay; afterwards everything is as it was."""
+        state = self._state()
+        saved = tn.clone(state)
+        captured.graph.replay()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(NUM_TIMED):
+            captured.graph.replay()
+        torch.cuda.synchronize()
+        spent = time.perf_counter() - start
+        tn.copy_(state, saved)
+        return 1e3 * spent / NUM_TIMED
+
+    def _state(self) -> Tensors:
+        """All tensors that a step changes."""
+        ours = self.optimizer._memory if isinstance(self.optimizer, SharpnessAware) else {}
+        kept = [t for entry in (*self.optimizer.state.values(), *ours.values())
+                for t in entry.values() if isinstance(t, Tensor)]  # fmt: skip
+        model = self.closure.model
+        return [*(p.data for p in model.parameters()), *model.buffers(), *kept]
+
+
+def plain_step(optimizer: Optimizer, closure: Functional) -> Tensor:
+    """A step of a plain optimizer on the gradient of a `Functional`; the loss before it."""
+    params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    probe = FunctionalProbe(closure, params)
+    evaluation = probe()
+    for i, (p, grad) in enumerate(zip(params, evaluation.grads, strict=True)):
+        p.grad = grad if i in probe.seen else None
+    optimizer.step()
+    return evaluation.loss
+
+
+class _Knobs:
+    """Hyper-parameters as tensors: what a graph reads, and what the groups say at each step."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        device = optimizer.param_groups[0]["params"][0].device
+        self._said: dict[tuple[int, str], Any] = {}
+        self._tensors = {key: torch.zeros((), device=device) for key in self._read()}
+
+    def _read(self) -> dict[tuple[int, str], Any]:
+        groups, ours = self.optimizer.param_groups, self.optimizer
+        values = {(i, "lr"): group["lr"] for i, group in enumerate(groups)}
+        if isinstance(ours, SharpnessAware):
+            values |= {
+                (i, name): ours._value(group, name)
+                for i, group in enumerate(groups)
+                for name in ours._keys
+            }
+        return values
+
+    def fill(self) -> None:
+        """Puts what the groups say now into the tensors."""
+        for key, value in self._read().items():
+            if isinstance(value, Tensor):
+                self._tensors[key].copy_(value)
+            elif self._said.get(key) != value:
+                self._tensors[key].fill_(value)
+                self._said[key] = value
+
+    @contextmanager
+    def turned(self) -> Iterator[None]:
+        """Within, the optimizer reads the tensors."""
+        groups, ours = self.optimizer.param_groups, self.optimizer
+        rates = [group["lr"] for group in groups]
+        number = {id(group): i for i, group in enumerate(groups)}
+        try:
+            for i, group in enumerate(groups):
+                group["lr"] = self._tensors[i, "lr"]
+            if isinstance(ours, SharpnessAware):
+                ours._values = lambda group, name: self._tensors[number[id(group)], name]
+            yield
+        finally:
+            for group, rate in zip(groups, rates):
+                group["lr"] = rate
+            if isinstance(ours, SharpnessAware):
+                ours._values = None

@@ -1,0 +1,223 @@
+"""The other probe: it knows model and loss, so it never moves the weights.
+
+Its perturbed passes need nothing of each other. They can run at the same time, and nothing in a
+step waits for the host, so that a whole step can be one CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from crsam import _tensors as tn
+from crsam._tensors import Scale, Tensors
+from crsam.optim.probe import Evaluation, Offset, as_scalar
+from crsam.optim.replay import Replay
+
+LossFunction = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]
+"""``loss_fn(model, batch)``: the mean loss of the batch, and, if you like, something to keep of
+the first pass, such as the number of right answers."""
+
+
+class Functional:
+    """A closure that knows model and loss: ``opt.step(functional)`` needs no ``backward``.
+
+    Args:
+        model: The model.
+        loss_fn: See `LossFunction`.
+        parallel: Run the two perturbed passes of `CRSAM` on two CUDA streams.
+        compile: Compile model and loss with ``torch.compile``.
+
+    Example:
+        >>> import torch, crsam
+        >>> from torch.nn import functional as F
+        >>> model, x, y = torch.nn.Linear(4, 3), torch.randn(8, 4), torch.randint(3, (8,))
+        >>> opt = crsam.CRSAM(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+        >>> functional = Functional(model, lambda model, batch: F.cross_entropy(model(batch[0]), y))
+        >>> functional.batch = (x, y)
+        >>> loss = opt.step(functional)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFunction,
+        *,
+        parallel: bool = False,
+        compile: bool = False,
+    ) -> None:
+        self.model = model
+        self.parallel = parallel
+        self.draws = True
+        """Whether a pass may draw random numbers: every pass is then given those of the first."""
+        self.pairs = False
+        """Whether a step has asked for both sides of ``w`` at once."""
+        self.batch: Any = None
+        """What the loss is of: set it before every step."""
+        self.extra: Tensor | None = None
+        """What the loss function gave beside the loss in the first pass of the last step."""
+        self._names = {id(p): "model." + name for name, p in model.named_parameters()}
+        self._spare: list[dict[str, Tensor]] = [{}, {}]
+        wrapped = _LossOf(model, loss_fn)
+
+        def evaluate(state: dict[str, Tensor], batch: Any) -> Tensor | tuple[Tensor, Tensor]:
+            return functional_call(wrapped, state, (batch,), tie_weights=True)
+
+        self._evaluate = torch.compile(evaluate) if compile else evaluate
+
+    def __call__(self) -> Tensor:
+        raise TypeError("a Functional is given to step, not called: opt.step(functional)")
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The model's own, by name."""
+        return {"model." + name: buffer for name, buffer in self.model.named_buffers()}
+
+    def spare_buffers(self, side: int) -> dict[str, Tensor]:
+        """Copies for a pass that must not move the model's own; one set for each `side` of ``w``.
+
+        What batch norm keeps is only written while it trains: there the copies need no values.
+        """
+        own = self.buffers()
+        if own.keys() != self._spare[side].keys():
+            self._spare[side] = {name: buffer.clone() for name, buffer in own.items()}
+        read = [name for name in own if name not in self._only_written()]
+        tn.copy_([self._spare[side][name] for name in read], [own[name] for name in read])
+        return self._spare[side]
+
+    def _only_written(self) -> set[str]:
+        return {
+            f"model.{name}{'.' * bool(name)}{kept}"
+            for name, module in self.model.named_modules()
+            if isinstance(module, _BatchNorm) and module.training
+            for kept, _ in module.named_buffers(recurse=False)
+        }
+
+    def at(
+        self, params: Sequence[Tensor], weights: Sequence[Tensor], buffers: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
+        """Loss, extra and gradients, with `weights` in the place of `params`."""
+        with torch.enable_grad():
+            leaves = [w.detach().requires_grad_() for w in weights]
+            names = (self._names[id(p)] for p in params)
+            out = self._evaluate({**dict(zip(names, leaves)), **buffers}, self.batch)
+            loss, extra = out if isinstance(out, tuple) else (out, None)
+            grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+        return loss.detach(), None if extra is None else extra.detach(), list(grads)
+
+
+class _LossOf(nn.Module):
+    def __init__(self, model: nn.Module, loss_fn: LossFunction) -> None:
+        super().__init__()
+        self.model = model
+        self._loss_fn = loss_fn
+
+    def forward(self, batch: Any) -> Tensor | tuple[Tensor, Tensor]:
+        return self._loss_fn(self.model, batch)
+
+
+class FunctionalProbe:
+    """A `Probe` of a `Functional`.
+
+    Args:
+        closure: Knows model, loss and batch.
+        params: The parameters to take gradients of.
+    """
+
+    def __init__(self, closure: Functional, params: Sequence[nn.Parameter]) -> None:
+        self.closure = closure
+        self.params = list(params)
+        self.replay = Replay(params, None) if closure.draws else None
+        self.seen: set[int] = set()
+        self.sparse_dims: dict[int, int] = {}
+        self._first = True
+        self._buffers = closure.buffers()
+
+    def __call__(self, offset: Offset | None = None, *, last: bool = False) -> Evaluation:
+        weights: Tensors = list(self.params)
+        if offset is not None:
+            weights = _moved(weights, offset.direction, offset.scale)
+            if last:
+                offset.direction.clear()
+        return self._at(weights)
+
+    def both(self, offset: Offset) -> tuple[Evaluation, Evaluation]:
+        """At ``w + e`` and at ``w − e``; on two streams, where that was asked for."""
+        self.closure.pairs = True
+        weights: Tensors = list(self.params)
+        ways = _moved_both(weights, offset.direction, offset.scale, (-offset).scale)
+        if not (self.closure.parallel and self.params[0].is_cuda):
+            return self._at(ways[0]), self._at(ways[1])
+        main = torch.cuda.current_stream()
+        streams = _side_streams(self.params[0].device)
+        found = []
+        for side, (stream, way) in enumerate(zip(streams, ways)):
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                found.append(self._at(way, side))
+        for stream in streams:
+            main.wait_stream(stream)
+        for evaluation in found:  # made on another stream, used on this one from here on
+            for tensor in (evaluation.loss, *evaluation.grads):
+                tensor.record_stream(main)
+        return found[0], found[1]
+
+    def _at(self, weights: Tensors, side: int = 0) -> Evaluation:
+        # The first pass moves the buffers, as any forward pass does; the others move copies.
+        buffers = self._buffers if self._first else self.closure.spare_buffers(side)
+        with self.replay.one_pass() if self.replay is not None else nullcontext():
+            loss, extra, grads = self.closure.at(self.params, weights, buffers)
+        if self._first:
+            self._first, self.closure.extra = False, extra
+        return Evaluation(as_scalar(loss), self._dense(grads))
+
+    def _dense(self, grads: list[Tensor | None]) -> Tensors:
+        self.seen |= {i for i, g in enumerate(grads) if g is not None}
+        return [
+            torch.zeros_like(p) if g is None else g for p, g in zip(self.params, grads, strict=True)
+        ]
+
+    def losses(self, offset: Offset | None = None) -> Tensor:
+        raise TypeError("a Functional cannot tell samples apart: use crsam.PerSample")
+
+    def fisher(self, num_samples: int) -> Tensors:
+        raise TypeError("a Functional cannot tell samples apart: use crsam.PerSample")
+
+    def on(self, part: Tensor) -> FunctionalProbe:
+        raise TypeError("a Functional cannot tell samples apart: use crsam.PerSample")
+
+
+@tn.fused
+def _moved(weights: Tensors, direction: Tensors, scale: Scale) -> Tensors:
+    """``w + scale·direction``; nothing is used up."""
+    return tn.add_(tn.scale_(tn.copied(direction), scale), weights)
+
+
+@tn.fused
+def _moved_both(
+    weights: Tensors, direction: Tensors, scale: Scale, minus_scale: Scale
+) -> tuple[Tensors, Tensors]:
+    """``w + scale·direction`` and ``w − scale·direction``; nothing is used up."""
+    return (
+        tn.add_(tn.scale_(tn.copied(direction), scale), weights),
+        tn.add_(tn.scale_(tn.copied(direction), minus_scale), weights),
+    )
+
+
+_streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
+
+
+def _side_streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    """Two streams, the same ones in every step: the allocator keeps memory by stream."""
+    if device not in _streams:
+        _streams[device] = (_stream(device), _stream(device))
+    return _streams[device]
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

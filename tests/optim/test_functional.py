@@ -1,0 +1,118 @@
+"""The probe that never moves the weights gives what the closure's gives."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import problems
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD, AdamW
+
+import crsam
+from crsam.optim.functional import Functional
+
+METHODS = [m for m in crsam.methods() if m not in ("esam", "ssam")]
+
+
+def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    logits = model(batch[0])
+    return F.cross_entropy(logits, batch[1]), (logits.argmax(1) == batch[1]).sum()
+
+
+def both_ways(method: str, base: Any, **options: Any) -> tuple[nn.Module, nn.Module]:
+    moved, still = problems.conv_net(), problems.conv_net()
+    one = crsam.make(method, base(moved.parameters()), model=moved, **options)
+    other = crsam.make(method, base(still.parameters()), model=still, **options)
+    functional = Functional(still, loss_fn)
+    for t, (x, y) in enumerate(problems.batches(12)):
+        torch.manual_seed(t)
+        expected = one.step(problems.closure_of(moved, one, x, y))
+        after = torch.get_rng_state()
+        torch.manual_seed(t)
+        functional.batch = (x, y)
+        loss = other.step(functional)
+        assert torch.equal(torch.get_rng_state(), after)
+        assert torch.equal(loss, expected)
+        assert functional.extra is not None
+        assert one.report.keys() == other.report.keys()
+    return moved, still
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "base", [lambda p: SGD(p, lr=0.05, momentum=0.9), lambda p: AdamW(p, lr=0.01)]
+)
+def test_it_trains_exactly_as_with_a_closure(method: str, base: Any) -> None:
+    moved, still = both_ways(method, base)
+    for a, b in zip(moved.state_dict().values(), still.state_dict().values()):
+        assert torch.equal(a, b)  # weights and batch-norm statistics
+
+
+@pytest.mark.parametrize("form", ["log", "linear"])
+@pytest.mark.parametrize("direction", ["gradient", "random"])
+def test_both_forms_and_directions_of_crsam(form: str, direction: str) -> None:
+    moved, still = both_ways(
+        "crsam", lambda p: SGD(p, lr=0.05), form=form, direction=direction, warmup=2
+    )
+    for a, b in zip(moved.parameters(), still.parameters()):
+        assert torch.equal(a, b)
+
+
+def test_the_weights_stay_where_they_are_in_every_pass() -> None:
+    model = problems.conv_net()
+    before = copy.deepcopy(model.state_dict())
+    seen: list[bool] = []
+
+    def watching(net: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        seen.append(all(torch.equal(p, before[n]) for n, p in own.items()))
+        return F.cross_entropy(net(batch[0]), batch[1])
+
+    own = dict(model.named_parameters())
+    opt = crsam.CRSAM(SGD(model.parameters(), lr=0.05), model=model)
+    functional = Functional(model, watching)
+    functional.batch = next(problems.batches(1))
+    opt.step(functional)
+    assert seen == [True] * 3
+
+
+def test_frozen_unused_and_tied_parameters() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.unused = nn.Linear(4, 4), nn.Linear(2, 2)
+            self.b = nn.Linear(4, 4)
+            self.b.weight = self.a.weight
+            self.frozen = nn.Linear(4, 4).requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.frozen(self.b(self.a(x).tanh()))
+
+    torch.manual_seed(0)
+    one = Net().double()
+    other = copy.deepcopy(one)
+    x, y = torch.randn(8, 4, dtype=torch.float64), torch.randint(4, (8,))
+    opts = [crsam.CRSAM(SGD(m.parameters(), lr=0.1, weight_decay=0.1)) for m in (one, other)]
+    functional = Functional(other, lambda m, batch: F.cross_entropy(m(batch[0]), batch[1]))
+    functional.batch = (x, y)
+    for _ in range(3):
+        opts[0].step(problems.closure_of(one, opts[0], x, y))
+        opts[1].step(functional)
+    for a, b in zip(one.parameters(), other.parameters()):
+        assert torch.equal(a, b)
+    assert other.unused.weight.grad is None
+
+
+def test_methods_that_look_at_samples_say_what_to_use() -> None:
+    model = problems.conv_net()
+    opt = crsam.ESAM(SGD(model.parameters(), lr=0.1))
+    with pytest.raises(TypeError, match="PerSample"):
+        opt.step(Functional(model, loss_fn))
+
+
+def test_calling_it_by_hand_says_what_to_do() -> None:
+    with pytest.raises(TypeError, match=r"opt\.step\(functional\)"):
+        Functional(problems.conv_net(), loss_fn)()

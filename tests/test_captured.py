@@ -1,0 +1,159 @@
+"""Whole steps as CUDA graphs: the same training, and what cannot be captured says why."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD, AdamW
+
+import crsam
+from crsam.optim.captured import Captured, why_not
+from crsam.optim.functional import Functional
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+METHODS = ["sgd", "crsam", "sam", "asam", "gsam", "looksam", "friendlysam", "wsam"]
+
+
+def net(device: str = "cuda") -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 5)
+    ).to(device)
+
+
+def batch_of(step: int) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(step)
+    x, y = torch.randn(32, 3, 8, 8, generator=g), torch.randint(5, (32,), generator=g)
+    return x.cuda() + y.cuda().view(-1, 1, 1, 1) / 2, y.cuda()
+
+
+def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    logits = model(batch[0])
+    return F.cross_entropy(logits, batch[1]), (logits.argmax(1) == batch[1]).sum()
+
+
+def optimizer_of(method: str, model: nn.Module, base: Any = None, **options: Any) -> Any:
+    base = base or (lambda p: SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3))
+    built = base(model.parameters())
+    return built if method == "sgd" else crsam.make(method, built, model=model, **options)
+
+
+def rate(step: int) -> float:
+    return 0.05 * (1 - step / 40)
+
+
+def train(optimizer: Any, functional: Functional, step: Any, start: int, end: int) -> list[float]:
+    losses = []
+    for t in range(start, end):
+        for group in optimizer.param_groups:
+            group["lr"] = rate(t)
+        for mine, new in zip(functional.batch, batch_of(t)):
+            mine.copy_(new)
+        losses.append(step().clone())
+    return [loss.item() for loss in losses]
+
+
+def captured_run(method: str, parallel: Any = "auto", **options: Any) -> tuple[Any, ...]:
+    model = net()
+    optimizer = optimizer_of(method, model, **options)
+    functional = Functional(model, loss_fn)
+    functional.batch = batch_of(0)
+    captured = Captured(optimizer, functional, parallel)
+    return model, optimizer, functional, captured
+
+
+def eager_run(method: str, end: int, **options: Any) -> tuple[nn.Module, list[float]]:
+    model = net()
+    optimizer = optimizer_of(method, model, **options)
+    losses = []
+    for t in range(end):
+        x, y = batch_of(t)
+        for group in optimizer.param_groups:
+            group["lr"] = rate(t)
+
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        losses.append(optimizer.step(closure).item())
+    return model, losses
+
+
+@gpu
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("parallel", [False, True, "auto"])
+def test_captured_training_is_eager_training(method: str, parallel: Any) -> None:
+    torch.backends.cudnn.deterministic = True
+    model, optimizer, functional, captured = captured_run(method, parallel)
+    losses = train(optimizer, functional, captured.step, 0, 30)
+    expected_model, expected = eager_run(method, 30)
+    assert losses == pytest.approx(expected, rel=2e-3, abs=2e-4)
+    assert losses[-1] < losses[0]
+    for a, b in zip(model.state_dict().values(), expected_model.state_dict().values()):
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-3)
+    if method != "sgd":
+        assert optimizer.report["loss"].item() == pytest.approx(losses[-1])
+        assert optimizer.param_groups[0]["crsam_step"] == 30
+
+
+@gpu
+def test_the_learning_rate_is_read_at_every_step() -> None:
+    model, optimizer, functional, captured = captured_run("crsam")
+    train(optimizer, functional, captured.step, 0, 10)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    before = [p.clone() for p in model.parameters()]
+    captured.step()
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before))
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    captured.step()
+    assert not any(torch.equal(p, b) for p, b in zip(model.parameters(), before))
+
+
+@gpu
+@pytest.mark.parametrize("method", ["sgd", "crsam", "looksam"])
+@pytest.mark.parametrize("base", [SGD, AdamW])
+def test_a_captured_run_resumes(method: str, base: Any) -> None:
+    def make(p: Any) -> Any:
+        return base(p, lr=0.05)
+
+    torch.backends.cudnn.deterministic = True
+    model, optimizer, functional, captured = captured_run(method, False, base=make)
+    train(optimizer, functional, captured.step, 0, 12)
+    states = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    rest = train(optimizer, functional, captured.step, 12, 20)
+    model, optimizer, functional, captured = captured_run(method, False, base=make)
+    model.load_state_dict(states[0])
+    optimizer.load_state_dict(states[1])
+    assert train(optimizer, functional, captured.step, 12, 20) == pytest.approx(rest, rel=1e-5)
+
+
+@gpu
+def test_nothing_waits_for_the_device() -> None:
+    _, optimizer, functional, captured = captured_run("crsam")
+    train(optimizer, functional, captured.step, 0, 6)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            captured.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_what_cannot_be_captured_says_why() -> None:
+    model = net("cpu")
+    assert "CUDA" in str(why_not(SGD(model.parameters(), lr=0.1)))
+    assert "ByGradientNorm" in str(why_not(optimizer_of("aesam", model)))
+    assert "Curvature" in str(why_not(optimizer_of("crsam", model, direction="random")))
+    for name in ("rsam", "esam", "ssam"):
+        assert "device" in str(why_not(optimizer_of(name, model)))
+    with pytest.raises(ValueError, match="cannot be captured: the parameters are not on a CUDA"):
+        Captured(SGD(model.parameters(), lr=0.1), Functional(model, loss_fn))
