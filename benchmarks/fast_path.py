@@ -24,6 +24,7 @@ from crsam.data.batches import Batch, Batches, Feed
 from crsam.data.images import Held
 from crsam.experiment.environment import environment
 from crsam.models import make_model
+from crsam.optim import functional
 from crsam.train.captured import CapturedStep
 from crsam.train.tally import Tally
 
@@ -90,6 +91,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="*", default=list(CONTESTANTS))
     parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--priorities", nargs=2, type=int, help="of the two streams")
+    parser.add_argument("--profile", action="store_true", help="only: kernels of the first one")
     parser.add_argument("--inductor", nargs="*", default=[], help="options such as key=true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -101,6 +104,8 @@ def main() -> None:
         for part in parts[:-1]:
             target = getattr(target, part)
         setattr(target, parts[-1], json.loads(value))
+    if args.priorities:
+        functional.PRIORITIES = tuple(args.priorities)
     steps, peaks, epochs = {}, {}, {}
     batch = a_batch(args.batch)
     for name in args.only:
@@ -112,6 +117,16 @@ def main() -> None:
         torch.cuda.synchronize()
         peaks[name] = (torch.cuda.max_memory_allocated() - before) / 2**20
         print(f"{name}: ready after {time.perf_counter() - start:.1f} s", flush=True)
+    if args.profile:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(5):
+                steps[args.only[0]](batch)
+            torch.cuda.synchronize()
+        rows = sorted(profile.key_averages(), key=lambda row: -row.self_device_time_total)
+        print(f"{sum(row.count for row in rows) / 5:.0f} kernels a step")
+        for row in rows[:45]:
+            print(f"{row.self_device_time_total / 5:9.1f} us {row.count / 5:6.1f}x {row.key[:110]}")
+        return
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(args.rounds):
         for name, step in steps.items():

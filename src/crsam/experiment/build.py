@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
@@ -21,7 +22,10 @@ from crsam.errors import UserError
 from crsam.experiment.options import optimizers
 from crsam.experiment.recipe import Recipe
 from crsam.models import make_model
+from crsam.optim.captured import why_not
 from crsam.optim.methods import options as method_options
+from crsam.progress import say
+from crsam.train.captured import CapturedStep
 from crsam.train.distributed import World
 from crsam.train.loop import Plan, Training, averaged
 from crsam.train.step import EagerStep
@@ -49,7 +53,7 @@ class Parts:
     splits: Splits
     training: Training
     batches: Batches
-    take_step: EagerStep
+    take_step: EagerStep | CapturedStep
     plan: Plan
 
 
@@ -57,43 +61,81 @@ def build(recipe: Recipe, world: World, label: str = "training", lines: bool = T
     """What the recipe says, on this process's device."""
     splits = build_data(recipe, world.device)
     model = build_model(recipe, splits, world.device)
-    optimizer, by_sample = build_optimizer(recipe, model)
+    optimizer = build_optimizer(recipe, model)
     train = recipe.train
-    if by_sample and train.accumulate > 1:
-        raise UserError(
-            f"{recipe.method} looks at single samples of a whole batch: train.accumulate must be "
-            f"1, got {train.accumulate}"
-        )
-    clips_itself = isinstance(optimizer, crsam.SharpnessAware)
-    norm, params = train.clip_norm, list(model.parameters())
-    batches = Batches(
-        splits.train, splits.feed, train.batch_size, recipe.seed, world.rank, world.size
-    )
-    if train.batch_size % (world.size * train.accumulate):
-        raise UserError(
-            f"train.batch_size = {train.batch_size} cannot be cut into train.accumulate = "
-            f"{train.accumulate} equal parts on each of {world.size} processes"
-        )
     return Parts(
         splits=splits,
         training=Training(
             model, optimizer, None if train.ema is None else averaged(model, train.ema)
         ),
-        batches=batches,
-        take_step=EagerStep(
-            world.wrap(model),
-            optimizer,
-            autocast=autocast_of(recipe),
-            accumulate=train.accumulate,
-            after_backward=None
-            if norm is None or clips_itself
-            else lambda: clip_grad_norm_(params, norm),
-            by_sample=by_sample,
+        batches=Batches(
+            splits.train, splits.feed, train.batch_size, recipe.seed, world.rank, world.size
         ),
+        take_step=build_step(recipe, world, model, optimizer),
         plan=Plan(
             train.epochs, recipe.schedule, recipe.seed, recipe.log.every, label=label, lines=lines
         ),
     )
+
+
+def build_step(
+    recipe: Recipe, world: World, model: nn.Module, optimizer: Optimizer
+) -> EagerStep | CapturedStep:
+    """What is done with a batch: captured where the device and all parts allow it."""
+    train, by_sample = recipe.train, looks_at_samples(optimizer)
+    if by_sample and train.accumulate > 1:
+        raise UserError(
+            f"{recipe.method} looks at single samples of a whole batch: train.accumulate must be "
+            f"1, got {train.accumulate}"
+        )
+    if train.batch_size % (world.size * train.accumulate):
+        raise UserError(
+            f"train.batch_size = {train.batch_size} cannot be cut into train.accumulate = "
+            f"{train.accumulate} equal parts on each of {world.size} processes"
+        )
+    norm, params = train.clip_norm, list(model.parameters())
+    clips = norm is not None and not isinstance(optimizer, crsam.SharpnessAware)
+    if train.capture and world.device.type == "cuda":
+        reason = why_not(optimizer) or why_eager(recipe, world, model, clips)
+        if reason is None:
+            return CapturedStep(
+                model,
+                optimizer,
+                autocast=autocast_of(recipe),
+                channels_last=train.channels_last,
+                tell=True,
+            )
+        if world.is_main:
+            say(f"steps are not captured in a CUDA graph: {reason}")
+    return EagerStep(
+        world.wrap(model),
+        optimizer,
+        autocast=autocast_of(recipe),
+        accumulate=train.accumulate,
+        after_backward=(lambda: clip_grad_norm_(params, norm)) if clips and norm else None,
+        by_sample=by_sample,
+    )
+
+
+def why_eager(recipe: Recipe, world: World, model: nn.Module, clips: bool) -> str | None:
+    """Why steps of this recipe cannot be captured, whatever the optimizer; None: they can."""
+    if world.size > 1:
+        return "there are several processes"
+    if recipe.train.accumulate > 1:
+        return "train.accumulate is above 1"
+    if clips:
+        return "train.clip_norm with a plain optimizer"
+    if any(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules()):
+        return "the model draws random numbers"
+    return None
+
+
+def looks_at_samples(optimizer: Optimizer) -> bool:
+    """Whether its step wants a `PerSample` closure."""
+    if not isinstance(optimizer, crsam.SharpnessAware):
+        return False
+    parts = (optimizer.ascent, optimizer.objective, optimizer.schedule)
+    return any(part.needs_samples for part in parts)
 
 
 def build_data(recipe: Recipe, device: torch.device) -> Splits:
@@ -154,17 +196,17 @@ def build_model(recipe: Recipe, splits: Splits, device: torch.device) -> nn.Modu
     return model.train()
 
 
-def build_optimizer(recipe: Recipe, model: nn.Module) -> tuple[Optimizer, bool]:
-    """The optimizer, and whether it must tell samples apart."""
+def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
+    """The base optimizer, or the method around it."""
     with naming("optimizer"):
         base = optimizers()[recipe.optimizer.name](model.parameters(), **recipe.optimizer.options)
     if recipe.method == recipe.optimizer.name:
-        return base, False
+        return base
     given = dict(recipe.method_options)
     if recipe.train.precision == "bfloat16" and "floor" in method_options(recipe.method):
         given.setdefault("floor", BFLOAT16_FLOOR)
     with naming(f"methods.{recipe.method}"):
-        ours = crsam.make(
+        return crsam.make(
             recipe.method,
             base,
             model=model,
@@ -172,8 +214,6 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> tuple[Optimizer, bool]:
             seed=recipe.seed,
             **given,
         )
-    parts = (ours.ascent, ours.objective, ours.schedule)
-    return ours, any(part.needs_samples for part in parts)
 
 
 def autocast_of(recipe: Recipe) -> torch.dtype | None:

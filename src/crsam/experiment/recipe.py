@@ -106,6 +106,8 @@ class Train:
     """Decay of the average of the weights that is judged in their place; None: no average."""
     channels_last: bool = False
     """Memory order that convolutions on GPUs are faster in."""
+    capture: bool = True
+    """On a CUDA device: compile the model, and capture whole steps in a CUDA graph."""
 
     def __post_init__(self) -> None:
         _fit_fields(self, "train")

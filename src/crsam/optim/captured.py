@@ -77,11 +77,12 @@ class Captured:
         self._num_taken: dict[Hashable, int] = {}
         closure.draws = False
         closure.parallel = parallel is True
-        for group in optimizer.param_groups:
-            # A fused step takes its learning rate from the device.
-            group.update({key: True for key in ("fused", "capturable") if key in group})
-            group["foreach"] = False
         self._knobs = _Knobs(optimizer)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a graph has been captured."""
+        return bool(self._graphs)
 
     @torch.no_grad()
     def step(self) -> Tensor:
@@ -91,6 +92,10 @@ class Captured:
         self._num_taken[plan] = taken + 1
         self._knobs.fill()
         if taken < NUM_EAGER:
+            for group in self.optimizer.param_groups:
+                # A fused step takes its learning rate from the device.
+                group.update({key: True for key in ("fused", "capturable") if key in group})
+                group["foreach"] = False
             return self._eagerly()
         if plan not in self._graphs:
             self._graphs[plan] = self._fastest()
@@ -120,9 +125,9 @@ class Captured:
 
     def _take(self) -> tuple[Tensor, dict[str, Tensor]]:
         """All of a step that happens on the device."""
-        if not isinstance(self.optimizer, SharpnessAware):
-            return plain_step(self.optimizer, self.closure), {}
         with tn.fusing():
+            if not isinstance(self.optimizer, SharpnessAware):
+                return plain_step(self.optimizer, self.closure), {}
             step, loss = self.optimizer._take(self.closure)
         for name, tensors in step.kept.items():
             memory = [self.optimizer._memory.setdefault(p, {}) for p in step.params]

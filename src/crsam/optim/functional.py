@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 
 from crsam import _tensors as tn
 from crsam._tensors import Scale, Tensors
@@ -31,6 +32,8 @@ class Functional:
     Args:
         model: The model.
         loss_fn: See `LossFunction`.
+        autocast: The dtype that the loss function autocasts to, if it does. Weights of linear and
+            convolution layers are then cast all at once, instead of one by one.
         parallel: Run the two perturbed passes of `CRSAM` on two CUDA streams.
         compile: Compile model and loss with ``torch.compile``.
 
@@ -49,6 +52,7 @@ class Functional:
         model: nn.Module,
         loss_fn: LossFunction,
         *,
+        autocast: torch.dtype | None = None,
         parallel: bool = False,
         compile: bool = False,
     ) -> None:
@@ -64,6 +68,14 @@ class Functional:
         """What the loss function gave beside the loss in the first pass of the last step."""
         self._names = {id(p): "model." + name for name, p in model.named_parameters()}
         self._spare: list[dict[str, Tensor]] = [{}, {}]
+        self._narrow: dict[int, torch.dtype] = {}
+        if autocast is not None:
+            self._narrow = {
+                id(p): autocast
+                for module in model.modules()
+                if isinstance(module, nn.Linear | _ConvNd)
+                for p in module.parameters(recurse=False)
+            }
         wrapped = _LossOf(model, loss_fn)
 
         def evaluate(state: dict[str, Tensor], batch: Any) -> Tensor | tuple[Tensor, Tensor]:
@@ -73,6 +85,10 @@ class Functional:
 
     def __call__(self) -> Tensor:
         raise TypeError("a Functional is given to step, not called: opt.step(functional)")
+
+    def dtypes(self, params: Sequence[Tensor]) -> tuple[torch.dtype, ...]:
+        """In which each parameter is used."""
+        return tuple(self._narrow.get(id(p), p.dtype) for p in params)
 
     def buffers(self) -> dict[str, Tensor]:
         """The model's own, by name."""
@@ -137,20 +153,23 @@ class FunctionalProbe:
         self.sparse_dims: dict[int, int] = {}
         self._first = True
         self._buffers = closure.buffers()
+        self._dtypes = closure.dtypes(self.params)
+        self._own_dtypes = tuple(p.dtype for p in self.params)
 
     def __call__(self, offset: Offset | None = None, *, last: bool = False) -> Evaluation:
         weights: Tensors = list(self.params)
-        if offset is not None:
-            weights = _moved(weights, offset.direction, offset.scale)
-            if last:
-                offset.direction.clear()
+        if offset is None:
+            return self._at(_cast(weights, self._dtypes))
+        weights = _moved(weights, offset.direction, offset.scale, self._dtypes)
+        if last:
+            offset.direction.clear()
         return self._at(weights)
 
     def both(self, offset: Offset) -> tuple[Evaluation, Evaluation]:
         """At ``w + e`` and at ``w − e``; on two streams, where that was asked for."""
         self.closure.pairs = True
         weights: Tensors = list(self.params)
-        ways = _moved_both(weights, offset.direction, offset.scale, (-offset).scale)
+        ways = _moved_both(weights, offset.direction, offset.scale, (-offset).scale, self._dtypes)
         if not (self.closure.parallel and self.params[0].is_cuda):
             return self._at(ways[0]), self._at(ways[1])
         main = torch.cuda.current_stream()
@@ -174,7 +193,7 @@ class FunctionalProbe:
             loss, extra, grads = self.closure.at(self.params, weights, buffers)
         if self._first:
             self._first, self.closure.extra = False, extra
-        return Evaluation(as_scalar(loss), self._dense(grads))
+        return Evaluation(as_scalar(loss), _cast(self._dense(grads), self._own_dtypes))
 
     def _dense(self, grads: list[Tensor | None]) -> Tensors:
         self.seen |= {i for i, g in enumerate(grads) if g is not None}
@@ -192,32 +211,55 @@ class FunctionalProbe:
         raise TypeError("a Functional cannot tell samples apart: use crsam.PerSample")
 
 
+Dtypes = tuple[torch.dtype, ...]
+
+
+def _cast(tensors: Tensors, dtypes: Dtypes) -> Tensors:
+    """The tensors, each of them itself where there is nothing to cast."""
+    others = [i for i, dtype in enumerate(dtypes) if tensors[i].dtype != dtype]
+    if not others:
+        return tensors
+    cast = dict(zip(others, _as([tensors[i] for i in others], tuple(dtypes[i] for i in others))))
+    return [cast.get(i, tensor) for i, tensor in enumerate(tensors)]
+
+
 @tn.fused
-def _moved(weights: Tensors, direction: Tensors, scale: Scale) -> Tensors:
+def _as(tensors: Tensors, dtypes: Dtypes) -> Tensors:
+    return [t.to(dtype) for t, dtype in zip(tensors, dtypes)]
+
+
+@tn.fused
+def _moved(weights: Tensors, direction: Tensors, scale: Scale, dtypes: Dtypes) -> Tensors:
     """``w + scale·direction``; nothing is used up."""
-    return tn.add_(tn.scale_(tn.copied(direction), scale), weights)
+    moved = tn.add_(tn.scale_(tn.copied(direction), scale), weights)
+    return [t.to(dtype) for t, dtype in zip(moved, dtypes)]
 
 
 @tn.fused
 def _moved_both(
-    weights: Tensors, direction: Tensors, scale: Scale, minus_scale: Scale
+    weights: Tensors, direction: Tensors, scale: Scale, minus_scale: Scale, dtypes: Dtypes
 ) -> tuple[Tensors, Tensors]:
     """``w + scale·direction`` and ``w − scale·direction``; nothing is used up."""
+    up = tn.add_(tn.scale_(tn.copied(direction), scale), weights)
+    down = tn.add_(tn.scale_(tn.copied(direction), minus_scale), weights)
     return (
-        tn.add_(tn.scale_(tn.copied(direction), scale), weights),
-        tn.add_(tn.scale_(tn.copied(direction), minus_scale), weights),
+        [t.to(dtype) for t, dtype in zip(up, dtypes)],
+        [t.to(dtype) for t, dtype in zip(down, dtypes)],
     )
 
 
+PRIORITIES = (-1, 0)
 _streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
 
 
 def _side_streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
     """Two streams, the same ones in every step: the allocator keeps memory by stream."""
     if device not in _streams:
-        _streams[device] = (_stream(device), _stream(device))
+        # Of unequal priority, or both would do the same at the same time: one in a convolution
+        # while the other is in a batch norm use more of the chip.
+        _streams[device] = (_stream(device, PRIORITIES[0]), _stream(device, PRIORITIES[1]))
     return _streams[device]
 
 
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def _stream(device: torch.device, priority: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]

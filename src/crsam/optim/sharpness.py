@@ -15,8 +15,8 @@ from crsam.optim.ascent import Ascent
 from crsam.optim.checkpoint import PREFIX, merged, parted
 from crsam.optim.checks import check_base, check_parts, checked_closure
 from crsam.optim.closure import PerSample
-from crsam.optim.objective import Objective, WorstCase
 from crsam.optim.functional import Functional, FunctionalProbe
+from crsam.optim.objective import Objective, WorstCase
 from crsam.optim.part import Part, at_least, non_negative
 from crsam.optim.probe import Closure, ClosureProbe
 from crsam.optim.radius import FollowLearningRate, warmup_factor

@@ -59,6 +59,7 @@ def join(device: str = "auto") -> Iterator[World]:
     """
     size, local = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_RANK", 0))
     place = _device(device, local if size > 1 else 0)
+    torch.backends.cudnn.benchmark = True  # batches are all of one size
     if size == 1:
         yield World(place)
         return

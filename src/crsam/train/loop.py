@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from crsam.data.batches import Batches, derive
+from crsam.data.batches import Batch, Batches, derive
 from crsam.progress import bar, on_terminal, say
 from crsam.train.distributed import World
 from crsam.train.interrupt import Stop, Stopped
 from crsam.train.schedule import Schedule
-from crsam.train.step import EagerStep
 from crsam.train.tally import Tally
 
 Metrics = dict[str, Any]
@@ -110,7 +109,7 @@ class Plan:
 def fit(
     training: Training,
     batches: Batches,
-    take_step: EagerStep,
+    take_step: Callable[[Batch], tuple[Tensor, Tensor]],
     plan: Plan,
     *,
     on_metrics: Callable[[Metrics], None] = lambda metrics: None,
@@ -123,7 +122,7 @@ def fit(
     Args:
         training: Moved on in place.
         batches: Of one process.
-        take_step: What a step does with a batch.
+        take_step: Takes a step on a batch; returns the loss before it and how many were right.
         plan: See there.
         on_metrics: Given means over the steps since the last time.
         on_epoch: Called after each epoch, with how many are done.
