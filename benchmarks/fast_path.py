@@ -45,7 +45,12 @@ def build(name: str, model_name: str, compile: bool) -> CapturedStep:
     if method != "sgd":
         optimizer = crsam.make(method, optimizer, model=model, **options)
     return CapturedStep(
-        model, optimizer, autocast=torch.bfloat16, parallel=parallel, compile=compile
+        model,
+        optimizer,
+        autocast=torch.bfloat16,
+        parallel=parallel,
+        compile=compile,
+        channels_last=True,
     )
 
 
