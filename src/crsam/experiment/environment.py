@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+import crsam
+
 
 def environment(device: torch.device | str = "cpu", *packages: str) -> dict[str, Any]:
     """Command, date, commit, hardware and versions (of torch, crsam and `packages`)."""
@@ -27,8 +29,8 @@ def environment(device: torch.device | str = "cpu", *packages: str) -> dict[str,
 
 
 def _version(package: str) -> str | None:
-    if package == "torch":
-        return str(torch.__version__)
+    if package in ("torch", "crsam"):  # of the code that runs, installed or not
+        return str({"torch": torch, "crsam": crsam}[package].__version__)
     try:
         return version(package)
     except PackageNotFoundError:
