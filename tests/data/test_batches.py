@@ -109,6 +109,14 @@ def test_in_order_shows_all_images_unchanged_however_many_processes() -> None:
     assert torch.equal(torch.cat([b.targets for b in every]), images.labels)
 
 
+def test_augmentation_differs_from_epoch_to_epoch() -> None:
+    images = Held(some(1).images.repeat(16, 1, 1, 1), torch.zeros(16, dtype=torch.int64))
+    flips = feed(augment=make_augment("basic", pad=2))
+    (first,), (second,) = (list(Batches(images, flips, 16).epoch(e)) for e in (0, 1))
+    order = [sorted(x.flatten(1).sum(1).tolist()) for x in (first.inputs, second.inputs)]
+    assert order[0] != order[1]
+
+
 def test_labels_stay_whole_numbers_unless_mixed_or_smoothed() -> None:
     images, labels, g = some().images, some().labels, torch.Generator()
     assert feed().train(images, labels, g).targets.dtype == torch.int64

@@ -14,11 +14,14 @@ import torch
 import crsam
 from crsam.errors import UserError
 from crsam.experiment import run as running
+from crsam.experiment.build import build
 from crsam.experiment.folder import RunFolder
 from crsam.experiment.run import evaluate_run, run
 from crsam.experiment.toml import load_recipe
 from crsam.train import interrupt
+from crsam.train.distributed import World
 from crsam.train.interrupt import Stopped
+from crsam.train.step import EagerStep
 from experiment.runs import assert_same, outcome, tiny
 
 METHODS = ["sgd", *crsam.methods()]
@@ -93,6 +96,72 @@ def test_stopped_between_any_two_steps_and_resumed_it_ends_the_same(
     monkeypatch.undo()
     run(recipe, tmp_path / "parts", lines=False)
     assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_stop_is_heard_after_an_epoch_and_saves_what_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+    monkeypatch.setattr(interrupt.Stop, "asked", property(lambda stop: len(taken) >= 5))
+    step = EagerStep.__call__
+    monkeypatch.setattr(EagerStep, "__call__", lambda *args: taken.append(1) or step(*args))
+    with pytest.raises(Stopped):
+        run(tiny("log.checkpoint=3"), tmp_path, lines=False)
+    assert len(taken) == 5  # an epoch has 5 steps
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert state["training"]["step"] == 5
+
+
+def test_the_last_epoch_is_evaluated_and_kept_whatever_the_interval(tmp_path: Path) -> None:
+    recipe = tiny("data.validation=0.1", "log.evaluate=2", "log.checkpoint=2", "log.every=1000")
+    run(recipe, tmp_path, lines=False)
+    lines = RunFolder(tmp_path).metrics()
+    assert [m["epoch"] for m in lines if m["kind"] == "validation"] == [2, 3]
+    assert [m["step"] for m in lines if m["kind"] == "train"] == [5, 10, 15]
+    assert outcome(tmp_path)[0]["step"] == 15
+
+
+def test_seconds_count_over_all_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupt.Stop, "asked", True)
+    with pytest.raises(Stopped):
+        run(tiny(), tmp_path, lines=False)
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert state["seconds"] > 0
+    torch.save({**state, "seconds": 1000.0}, tmp_path / "checkpoint.pt")
+    monkeypatch.undo()
+    assert run(tiny(), tmp_path, lines=False)["seconds"] > 1000
+
+
+def test_flatness_is_that_of_the_training_loss_in_evaluation_mode(tmp_path: Path) -> None:
+    recipe = tiny("model=digits_conv", "model.width=4", "train.precision=float64", "augment=basic")
+    result = run(recipe, tmp_path, lines=False)
+    parts = build(recipe, World())
+    model = parts.training.model
+    model.load_state_dict(outcome(tmp_path)[0]["model"])
+    model.eval()
+    images = parts.splits.train.fetch(torch.arange(1437)).double() / 255
+
+    def loss_of(parameters: list[torch.Tensor]) -> torch.Tensor:
+        state = dict(zip(dict(model.named_parameters()), parameters))
+        logits = torch.func.functional_call(model, state, (images,))
+        return torch.nn.functional.cross_entropy(logits, parts.splits.train.labels)
+
+    weights = [p.detach().requires_grad_() for p in model.parameters()]
+    loss = loss_of(weights)
+    grads = torch.autograd.grad(loss, weights)
+    norm = torch.cat([g.flatten() for g in grads]).norm()
+    above = loss_of([w + 0.05 * g / norm for w, g in zip(weights, grads)])
+    assert result["train_loss"] == pytest.approx(loss.item(), rel=1e-6)
+    assert result["gradient_norm"] == pytest.approx(norm.item(), rel=1e-6)
+    assert result["sharpness"] == pytest.approx((above - loss).item(), rel=1e-5)
+
+
+def test_evaluation_computes_in_the_precision_of_the_recipe(tmp_path: Path) -> None:
+    result = run(tiny("train.precision=bfloat16"), tmp_path, lines=False)
+    assert evaluate_run(tmp_path)[1].loss == result["test_loss"]
+    text = (tmp_path / "recipe.toml").read_text().replace("bfloat16", "float32")
+    (tmp_path / "recipe.toml").write_text(text)
+    assert evaluate_run(tmp_path)[1].loss != result["test_loss"]
 
 
 def test_seeds_change_weights_data_order_and_wrong_labels(tmp_path: Path) -> None:

@@ -63,6 +63,14 @@ def test_compare_runs_all_writes_json_and_goes_on_where_it_was(tmp_path: Path) -
     assert more[0].test_accuracy.num == 3
 
 
+def test_seeds_start_at_the_recipes_and_fresh_does_everything_anew(tmp_path: Path) -> None:
+    compare(tiny("seed=5"), ["sgd"], 2, tmp_path)
+    stamps = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("result.json")}
+    assert {p.parent.name for p in stamps} == {"seed5", "seed6"}
+    compare(tiny("seed=5"), ["sgd"], 2, tmp_path, fresh=True)
+    assert all(p.stat().st_mtime_ns > stamp for p, stamp in stamps.items())
+
+
 def test_mistakes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="named twice"):
         compare(tiny(), ["sam", "sam"], 1, tmp_path)

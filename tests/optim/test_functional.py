@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import problems
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from torch.nn import functional as F
 from torch.optim import SGD, AdamW
 
 import crsam
+import problems
 from crsam.optim.functional import Functional
 
 METHODS = [m for m in crsam.methods() if m not in ("esam", "ssam")]

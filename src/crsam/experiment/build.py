@@ -40,7 +40,7 @@ class Splits:
 
     train: Images
     validation: Images | None
-    """Held out of the training set, to choose by."""
+    """Held out of the training set, to choose by; its labels are as wrong as those."""
     test: Images
     """To be looked at once, at the end."""
     feed: Feed
@@ -142,17 +142,18 @@ def build_data(recipe: Recipe, device: torch.device) -> Splits:
     """The splits, held on the device where they fit."""
     chosen = recipe.data
     everything = data.load(
-        chosen.name,
-        chosen.root,
-        image_size=chosen.image_size,
-        label_noise=chosen.label_noise,
-        seed=derive(recipe.seed, "labels"),
-        download=chosen.download,
+        chosen.name, chosen.root, image_size=chosen.image_size, download=chosen.download
     )
     train, validation = everything.train, None
     if chosen.validation:
         train, validation = data.split(train, chosen.validation)
-        validation = validation.to(device)
+
+    def noisy(images: Images, purpose: str) -> Images:
+        seed = derive(recipe.seed, purpose)
+        return data.with_wrong_labels(images, chosen.label_noise, len(everything.classes), seed).to(
+            device
+        )
+
     given = dict(recipe.augment.options)
     if "fill" in augment_options(recipe.augment.name):  # what is cut out gets the mean colour
         given.setdefault("fill", tuple(round(255 * mean) for mean in everything.mean))
@@ -167,7 +168,12 @@ def build_data(recipe: Recipe, device: torch.device) -> Splits:
         recipe.loss.label_smoothing,
         torch.float64 if recipe.train.precision == "float64" else torch.float32,
     )
-    return Splits(train.to(device), validation, everything.test.to(device), feed)
+    return Splits(
+        noisy(train, "labels"),
+        None if validation is None else noisy(validation, "labels of validation"),
+        everything.test.to(device),
+        feed,
+    )
 
 
 def build_model(recipe: Recipe, splits: Splits, device: torch.device) -> nn.Module:
