@@ -19,6 +19,7 @@ from crsam import data
 from crsam.data.augment import augmentations
 from crsam.errors import UserError, unknown
 from crsam.experiment import tables
+from crsam.experiment.measure import DEFAULT, METRICS, Setting, measure_run
 from crsam.experiment.run import evaluate_run, run
 from crsam.experiment.study import compare as compare_methods
 from crsam.experiment.toml import load_recipe, recipes, to_toml
@@ -149,10 +150,34 @@ def evaluate(
             )
 
 
+@app.command()
+def measure(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    metrics: Annotated[
+        str, typer.Option(help="By name, with commas; crsam list metrics shows all.")
+    ] = ",".join(DEFAULT),
+    split: Annotated[Split, typer.Option(help="Which images.")] = Split.train,
+    samples: Annotated[int, typer.Option(min=1, help="At most so many of them.")] = 5000,
+    probes: Annotated[int, typer.Option(min=2, help="Random vectors of a trace.")] = 100,
+    rho: Annotated[float, typer.Option(help="Radius of sharpness.")] = Setting.rho,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random vectors.")] = 0,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """How flat the place is that a run's model has come to, each figure with its error."""
+    names = [name.strip() for name in metrics.split(",")]
+    with world_of(device, threads) as world:
+        how = Setting(rho=rho, num_probes=probes, seed=seed)
+        found = measure_run(folder, names, split=split.value, samples=samples, how=how, world=world)
+        tables.show_figures(found, f"{folder}, {split.value} images")
+        print(f"written to {folder}/measures-{split.value}.json")
+
+
 @app.command("list")
 def list_names(
     kind: Annotated[
-        str | None, typer.Argument(help="recipes, methods, models, datasets or augmentations.")
+        str | None,
+        typer.Argument(help="recipes, methods, models, datasets, augmentations or metrics."),
     ] = None,
 ) -> None:
     """What there is by name."""
@@ -162,6 +187,7 @@ def list_names(
         "models": models(),
         "datasets": data.datasets(),
         "augmentations": list(augmentations()),
+        "metrics": list(METRICS),
     }
     if kind is not None and kind not in kinds:
         raise unknown("kind", kind, kinds)

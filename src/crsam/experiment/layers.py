@@ -10,7 +10,17 @@ from typing import Any, get_type_hints
 
 from crsam.errors import UserError
 from crsam.experiment.options import accepted, canonical
-from crsam.experiment.recipe import CHOICES, Choice, Data, Log, Loss, Recipe, Train, as_tables
+from crsam.experiment.recipe import (
+    CHOICES,
+    Choice,
+    Data,
+    Log,
+    Loss,
+    Measures,
+    Recipe,
+    Train,
+    as_tables,
+)
 from crsam.experiment.values import RecipeError, fitted, unknown_key
 from crsam.train.schedule import Schedule
 
@@ -20,6 +30,7 @@ _SECTIONS: dict[str, Callable[..., Any]] = {
     "schedule": Schedule,
     "train": Train,
     "log": Log,
+    "measure": Measures,
 }
 _KEYS = [f.name for f in fields(Recipe)]
 

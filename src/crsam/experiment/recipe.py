@@ -141,6 +141,25 @@ class Log:
 
 
 @dataclass(frozen=True)
+class Measures:
+    """Which figures of flatness are taken while training goes on, and how often."""
+
+    metrics: tuple[str, ...] = ()
+    """Names that ``crsam list metrics`` shows; none: nothing is measured."""
+    every: int = 1
+    """Epochs between."""
+    samples: int = 2048
+    """Training images, without augmentation."""
+    num_probes: int = 20
+    """Random vectors of a trace."""
+
+    def __post_init__(self) -> None:
+        _fit_fields(self, "measure")
+        for name in ("every", "samples", "num_probes"):
+            require(getattr(self, name) >= 1, f"measure.{name}", getattr(self, name), "at least 1")
+
+
+@dataclass(frozen=True)
 class Recipe:
     """All that decides what a run computes.
 
@@ -180,6 +199,8 @@ class Recipe:
     """Epochs, batches, precision."""
     log: Log = field(default_factory=Log)
     """What is written down."""
+    measure: Measures = field(default_factory=Measures)
+    """Figures of flatness through training."""
 
     def __post_init__(self) -> None:
         set_ = functools.partial(object.__setattr__, self)
@@ -238,7 +259,8 @@ def as_tables(recipe: Recipe) -> dict[str, Any]:
         {'name': 'digits_mlp'}
     """
     tables: dict[str, Any] = {"seed": recipe.seed, "method": recipe.method}
-    for table in ("data", "augment", "loss", "model", "optimizer", "schedule", "train", "log"):
+    for table in ("data", "augment", "loss", "model", "optimizer", "schedule", "train", "log",
+                  "measure"):  # fmt: skip
         value = getattr(recipe, table)
         if isinstance(value, Choice):
             tables[table] = {"name": value.name, **value.options}

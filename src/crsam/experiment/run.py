@@ -5,27 +5,20 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
-from torch import nn
-from torch.nn import functional as F
-
-from crsam import curvature
-from crsam.data.batches import Batch, in_order
 from crsam.data.images import Images
 from crsam.errors import UserError
 from crsam.experiment.build import (
     Parts,
-    Splits,
     autocast_of,
     build,
-    build_data,
-    build_model,
 )
 from crsam.experiment.environment import environment
 from crsam.experiment.folder import MetricsLog, RunFolder, finite
+from crsam.experiment.measure import Setting, check_metrics, measure
 from crsam.experiment.recipe import Recipe
+from crsam.experiment.restore import Split, restored
 from crsam.experiment.scalars import ScalarWriter
 from crsam.train import checkpoint
 from crsam.train.distributed import World
@@ -33,10 +26,10 @@ from crsam.train.evaluate import Score, evaluate
 from crsam.train.interrupt import Stopped, stoppable
 from crsam.train.loop import Diverged, Metrics, fit
 
-SHARPNESS_RHO = 0.05
-"""The radius at which all models are compared, whatever they were trained with."""
 NUM_MEASURED = 2048
-"""Training images on which gradient norm and sharpness are taken."""
+"""Training images on which the figures of a result are taken."""
+FLATNESS = {"loss": "train_loss", "gradient_norm": "gradient_norm", "sharpness": "sharpness"}
+"""Those figures, and what the result calls them."""
 
 Result = dict[str, Any]
 
@@ -68,6 +61,7 @@ def run(
         Stopped: If the user asked to; there is a checkpoint to go on from.
     """
     world = world or World()
+    check_metrics(recipe.measure.metrics)
     place = RunFolder(folder)
     with ExitStack() as stack:
         if world.is_main:
@@ -141,8 +135,25 @@ class Journal:
         ):
             score = self.score(self.parts.splits.validation, "validating")
             self.write("validation", {"epoch": epoch, **score._asdict()})
+        wanted = self.recipe.measure
+        if wanted.metrics and (last or epoch % wanted.every == 0):
+            self.write("measure", {"epoch": epoch, **self.measured()})
         if last or epoch % self.recipe.log.checkpoint == 0:
             self.save()
+
+    def measured(self) -> Metrics:
+        """The figures that the recipe asks for, and their errors."""
+        wanted, splits = self.recipe.measure, self.parts.splits
+        found = measure(
+            self.parts.training.judged,
+            splits.train,
+            splits.feed,
+            wanted.metrics,
+            samples=wanted.samples,
+            how=Setting(num_probes=wanted.num_probes),
+        )
+        errors = {f"{n}_stderr": f.stderr for n, f in found.items() if f.stderr is not None}
+        return {name: figure.value for name, figure in found.items()} | errors
 
     def score(self, images: Images, label: str) -> Score:
         return evaluate(
@@ -186,7 +197,10 @@ class Journal:
             "diverged_at": diverged_at,
         }
         if diverged_at is None:
-            result |= flatness(self.parts.training.judged, self.parts.splits)
+            splits = self.parts.splits
+            model = self.parts.training.judged
+            found = measure(model, splits.train, splits.feed, FLATNESS, samples=NUM_MEASURED)
+            result |= {FLATNESS[name]: figure.value for name, figure in found.items()}
         self.write("test", {"step": step, **test._asdict()})
         result = finite(result)
         if self.world.is_main:
@@ -200,33 +214,8 @@ class Journal:
                 file.close()
 
 
-def flatness(model: nn.Module, splits: Splits) -> dict[str, float]:
-    """Loss, gradient norm and sharpness on (at most 2,048 of) the training images, unaugmented."""
-    some = torch.arange(min(len(splits.train), NUM_MEASURED), device=splits.train.device)
-    batches = list(in_order(splits.train.part(some), splits.feed, batch_size=512))
-    was = model.training
-    model.eval()
-    try:
-        losses = [cross_entropy(model, batch).item() * len(batch.targets) for batch in batches]
-        return {
-            "train_loss": sum(losses) / len(some),
-            "gradient_norm": curvature.gradient_norm(model, cross_entropy, batches),
-            "sharpness": curvature.sharpness(model, cross_entropy, batches, rho=SHARPNESS_RHO),
-        }
-    finally:
-        model.train(was)
-
-
-def cross_entropy(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """The mean loss of a batch."""
-    return F.cross_entropy(model(batch.inputs), batch.targets)
-
-
 def evaluate_run(
-    folder: str | Path,
-    world: World | None = None,
-    split: Literal["train", "validation", "test"] = "test",
-    root: str | None = None,
+    folder: str | Path, world: World | None = None, split: Split = "test", root: str | None = None
 ) -> tuple[int, Score]:
     """The step of a run's checkpoint, and how good its model is on one of the splits.
 
@@ -236,32 +225,13 @@ def evaluate_run(
         split: Which images.
         root: Where the data is, if not where the recipe says.
     """
-    from dataclasses import replace
-
     world = world or World()
-    place = RunFolder(folder)
-    recipe = place.recipe()
-    if root is not None:
-        recipe = replace(recipe, data=replace(recipe.data, root=root))
-    if not place.checkpoint_file.exists():
-        raise UserError(f"{place.path} has no checkpoint yet: train first")
-    splits = build_data(recipe, world.device)
-    images = getattr(splits, split)
-    if images is None:
-        raise UserError("this run held out no validation images: data.validation is 0")
-    state = checkpoint.load(place.checkpoint_file, world.device)["training"]
-    model = build_model(recipe, splits, world.device)
-    weights = state["model"]
-    if state["average"] is not None:
-        prefix = "module."
-        weights = {
-            k.removeprefix(prefix): v for k, v in state["average"].items() if k.startswith(prefix)
-        }
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        first = str(error).splitlines()[0]
-        raise UserError(f"{place.checkpoint_file} is of another model: {first}") from error
-    return state["step"], evaluate(
-        model, images, splits.feed, autocast=autocast_of(recipe), world=world
+    run = restored(folder, world, root)
+    score = evaluate(
+        run.model,
+        run.images(split),
+        run.splits.feed,
+        autocast=autocast_of(run.recipe),
+        world=world,
     )
+    return run.step, score

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from crsam.experiment.run import SHARPNESS_RHO, Result
+from crsam.experiment.measure import Figure, Setting
+from crsam.experiment.run import Result
 from crsam.experiment.study import Row, Spread
 
 NEXT_AFTER_DEMO = """
@@ -42,8 +43,19 @@ def show(rows: Sequence[Row], title: str) -> None:
     print(
         f"\nAccuracy on the test set after the last epoch{how}.\n"
         "Gradient norm and sharpness (how much the loss rises one step of length "
-        f"{SHARPNESS_RHO} uphill)\nof the training loss, without augmentation."
+        f"{Setting.rho} uphill)\nof the training loss, without augmentation."
     )
+
+
+def show_figures(figures: Mapping[str, Figure], title: str) -> None:
+    """Measurements, each with its error where it is an estimate."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for heading in ("metric", "value", "± standard error"):
+        table.add_column(heading, justify="left" if heading == "metric" else "right", no_wrap=True)
+    for name, figure in figures.items():
+        error = "" if figure.stderr is None else significant(figure.stderr)
+        table.add_row(name, f"{figure.value:.6g}", error)
+    Console().print(table)
 
 
 def show_result(result: Result, folder: Path) -> None:

@@ -1,0 +1,213 @@
+"""How flat the place is that a model has come to: figures of `crsam.curvature`, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from crsam import curvature
+from crsam.data.batches import Batch, Feed, in_order
+from crsam.data.images import Images
+from crsam.errors import UserError, unknown
+from crsam.experiment.environment import environment
+from crsam.experiment.folder import RunFolder
+from crsam.experiment.restore import restored
+from crsam.progress import bar
+from crsam.train.distributed import World
+
+DEFAULT = ("loss", "gradient_norm", "hessian_trace", "normalized_trace", "top_eigenvalue",
+           "sharpness", "approximation_ratio")  # fmt: skip
+"""What is measured if nothing is said: the figures of the paper."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How the figures are taken."""
+
+    rho: float = 0.05
+    """Radius of sharpness and finite differences; the approximation ratio has the paper's 0.1."""
+    num_probes: int = 100
+    """Random vectors of the trace."""
+    seed: int = 0
+    batch_size: int = 512
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number with its error, where it is an estimate."""
+
+    value: float
+    stderr: float | None = None
+
+
+Measure = Callable[[nn.Module, Sequence[Batch], Setting], Figure]
+
+
+def losses(model: nn.Module, batch: Batch) -> Tensor:
+    """The cross-entropy of each sample."""
+    return F.cross_entropy(model(batch.inputs), batch.targets, reduction="none")
+
+
+def _loss(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
+    with torch.no_grad():
+        each = torch.cat([losses(model, batch) for batch in batches]).double()
+    return Figure(each.mean().item())
+
+
+def _trace(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
+    found = curvature.hessian_trace(
+        model, losses, batches, num_probes=how.num_probes, seed=how.seed, progress=True
+    )
+    return Figure(found.value, found.stderr)
+
+
+def _normalized(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
+    found = curvature.normalized_trace(
+        model, losses, batches, num_probes=how.num_probes, seed=how.seed, progress=True
+    )
+    return Figure(found.value, found.stderr)
+
+
+def _frobenius(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
+    found = curvature.hessian_frobenius_norm(
+        model, losses, batches, num_probes=how.num_probes, seed=how.seed, progress=True
+    )
+    return Figure(found.value, found.stderr)
+
+
+def _top(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
+    (value,) = curvature.top_eigenvalues(model, losses, batches, seed=how.seed, progress=True)
+    return Figure(value)
+
+
+def _ratio(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
+    found = curvature.approximation_ratio(model, losses, batches)
+    return Figure(found.mean, found.stderr)
+
+
+def _dimensionality(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
+    found = curvature.effective_dimensionality(model, losses, batches, seed=how.seed, progress=True)
+    return Figure(found.value, found.stderr)
+
+
+def _pac_bayes(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
+    def accuracies(model: nn.Module, batch: Batch) -> Tensor:
+        return (model(batch.inputs).argmax(1) == batch.targets).double()
+
+    found = curvature.pac_bayes_sharpness(model, accuracies, batches, seed=how.seed, progress=True)
+    return Figure(found.value)
+
+
+METRICS: dict[str, Measure] = {
+    "loss": _loss,
+    "gradient_norm": lambda m, b, how: Figure(curvature.gradient_norm(m, losses, b)),
+    "hessian_trace": _trace,
+    "normalized_trace": _normalized,
+    "top_eigenvalue": _top,
+    "frobenius_norm": _frobenius,
+    "effective_dimensionality": _dimensionality,
+    "sharpness": lambda m, b, how: Figure(curvature.sharpness(m, losses, b, rho=how.rho)),
+    "n_step_sharpness": lambda m, b, how: Figure(
+        curvature.sharpness(m, losses, b, rho=how.rho, steps=20)
+    ),
+    "adaptive_sharpness": lambda m, b, how: Figure(curvature.adaptive_sharpness(m, losses, b)),
+    "epsilon_sharpness": lambda m, b, how: Figure(curvature.epsilon_sharpness(m, losses, b)),
+    "finite_difference_curvature": lambda m, b, how: Figure(
+        curvature.finite_difference_curvature(m, losses, b, rho=how.rho)
+    ),
+    "approximation_ratio": _ratio,
+    "fisher_rao": lambda m, b, how: Figure(curvature.fisher_rao(m, losses, b)),
+    "pac_bayes_sharpness": _pac_bayes,
+}
+"""By name; all of the mean cross-entropy, in evaluation mode, without augmentation."""
+
+
+def measure(
+    model: nn.Module,
+    images: Images,
+    feed: Feed,
+    metrics: Collection[str] = DEFAULT,
+    *,
+    samples: int = 5000,
+    how: Setting | None = None,
+) -> dict[str, Figure]:
+    """Figures of a model on (the first `samples` of) a set of images.
+
+    Args:
+        model: Measured in evaluation mode, and left as it was.
+        images: The set.
+        feed: How bytes become inputs.
+        metrics: Names of `METRICS`.
+        samples: At most so many images.
+        how: See there.
+
+    Raises:
+        UserError: For a name that is not known.
+    """
+    how = how or Setting()
+    check_metrics(metrics)
+    some = images.part(torch.arange(min(len(images), samples), device=images.device))
+    batches = list(in_order(some, feed, how.batch_size))
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        found = {}
+        with bar("measuring", len(metrics)) as advance:
+            for name in metrics:
+                found[name] = METRICS[name](model, batches, how)
+                advance(note=name)
+        return found
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def measure_run(
+    folder: str | Path,
+    metrics: Sequence[str] = DEFAULT,
+    *,
+    split: Literal["train", "validation", "test"] = "train",
+    samples: int = 5000,
+    how: Setting | None = None,
+    world: World | None = None,
+) -> dict[str, Figure]:
+    """Figures of a run's model; they are written to ``measures-SPLIT.json`` in its folder too.
+
+    Args:
+        folder: Of the run.
+        metrics: Names of `METRICS`.
+        split: Which images.
+        samples: At most so many of them.
+        how: See `Setting`.
+        world: Where to compute.
+    """
+    world, how = world or World(), how or Setting()
+    run = restored(folder, world)
+    found = measure(
+        run.model, run.images(split), run.splits.feed, metrics, samples=samples, how=how
+    )
+    content: dict[str, Any] = {
+        **environment(world.device),
+        "step": run.step,
+        "split": split,
+        "samples": min(samples, len(run.images(split))),
+        **vars(how),
+        "metrics": {name: vars(figure) for name, figure in found.items()},
+    }
+    RunFolder(folder).write_json(f"measures-{split}.json", content)
+    return found
+
+
+def check_metrics(names: Collection[str]) -> None:
+    """Raises UserError for a name that is not known."""
+    for name in names:
+        if name not in METRICS:
+            raise unknown("metric", name, METRICS)
+    if len(set(names)) < len(names):
+        raise UserError(f"a metric is named twice: {', '.join(names)}")

@@ -1,0 +1,91 @@
+"""Figures of flatness of a run, by name."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from crsam import curvature
+from crsam.data.batches import in_order
+from crsam.errors import UserError
+from crsam.experiment.folder import RunFolder
+from crsam.experiment.measure import METRICS, Setting, losses, measure, measure_run
+from crsam.experiment.restore import restored
+from crsam.experiment.run import run
+from crsam.train.distributed import World
+from experiment.runs import assert_same, tiny
+
+FEW = Setting(num_probes=4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("run")
+    run(tiny("model=digits_conv", "model.width=2", "data.validation=0.1"), path, lines=False)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:.*probes do not tell the trace:UserWarning")
+def test_every_metric_gives_a_number_and_json_has_them_all(folder: Path) -> None:
+    found = measure_run(folder, list(METRICS), samples=200, how=FEW)
+    assert list(found) == list(METRICS)
+    assert all(math.isfinite(figure.value) for figure in found.values())
+    written = json.loads((folder / "measures-train.json").read_text(), parse_constant=pytest.fail)
+    assert written["samples"] == 200
+    assert written["metrics"]["loss"]["value"] == found["loss"].value
+    assert written["metrics"]["hessian_trace"]["stderr"] > 0
+
+
+def test_figures_are_of_the_split_and_the_samples_asked_for(folder: Path) -> None:
+    result = RunFolder(folder).result()
+    assert result is not None
+    wanted = ["loss", "gradient_norm", "sharpness"]
+    whole = measure_run(folder, wanted, samples=10**6)
+    assert whole["loss"].value == pytest.approx(result["train_loss"], rel=1e-6)
+    assert whole["gradient_norm"].value == pytest.approx(result["gradient_norm"], rel=1e-6)
+    test = measure_run(folder, ["loss"], split="test")
+    assert test["loss"].value == pytest.approx(result["test_loss"], rel=1e-5)
+    there = restored(folder, World())
+    there.model.eval()
+    some = there.splits.train.part(torch.arange(64))
+    expected = curvature.gradient_norm(
+        there.model, losses, list(in_order(some, there.splits.feed, 64))
+    )
+    got = measure_run(folder, ["gradient_norm"], samples=64)["gradient_norm"]
+    assert got.value == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_model_is_left_in_its_mode(folder: Path) -> None:
+    there = restored(folder, World())
+    there.model.train()
+    measure(there.model, there.splits.train, there.splits.feed, ["loss"], samples=32)
+    assert there.model.training
+
+
+def test_a_recipe_can_ask_for_figures_through_training(tmp_path: Path) -> None:
+    wanted = 'measure.metrics=["gradient_norm", "hessian_trace"]'
+    options = (wanted, "measure.every=2", "measure.samples=100", "measure.num_probes=3")
+    run(tiny(*options), tmp_path / "with", lines=False)
+    lines = [m for m in RunFolder(tmp_path / "with").metrics() if m["kind"] == "measure"]
+    assert [m["epoch"] for m in lines] == [2, 3]
+    assert all(m["gradient_norm"] > 0 and m["hessian_trace_stderr"] > 0 for m in lines)
+    run(tiny(*options), tmp_path / "again", lines=False)
+    assert_same(tmp_path / "with", tmp_path / "again")
+    run(tiny(), tmp_path / "without", lines=False)
+    states = [torch.load(tmp_path / n / "checkpoint.pt", weights_only=True)["training"]["model"]
+              for n in ("with", "without")]  # fmt: skip
+    assert all(torch.equal(a, b) for a, b in zip(states[0].values(), states[1].values()))
+
+
+def test_unknown_metrics_are_refused_before_anything_is_done(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(UserError, match="did you mean 'hessian_trace'"):
+        measure_run(folder, ["hessian_trce"])
+    with pytest.raises(UserError, match="named twice"):
+        measure_run(folder, ["loss", "loss"])
+    with pytest.raises(UserError, match="unknown metric"):
+        run(tiny('measure.metrics=["nothing"]'), tmp_path / "x")
+    assert not (tmp_path / "x").exists()
