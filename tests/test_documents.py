@@ -41,7 +41,9 @@ opt = crsam.SAM(base)
 """
 
 
-@pytest.mark.parametrize("page", ["docs/index.md", "docs/concepts.md", "docs/crsam.md"])
+@pytest.mark.parametrize(
+    "page", ["docs/index.md", "docs/concepts.md", "docs/crsam.md", "docs/measuring.md"]
+)
 def test_snippets_run_in_order(page: str) -> None:
     namespace: dict[str, object] = {}
     exec(PRELUDE, namespace)

@@ -1,0 +1,117 @@
+"""The paper's bound on the loss on unseen data, term by term."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from crsam import _tensors as tn
+from crsam.curvature.batches import SizeOf
+from crsam.curvature.checks import check_positive
+from crsam.curvature.mean_loss import LossFn, MeanLoss
+from crsam.curvature.ranks import Group, Ranks
+from crsam.curvature.trace import trace_and_gradient
+from crsam.errors import UserError
+
+
+class Bound(NamedTuple):
+    """The four terms of Theorem 2."""
+
+    loss: float
+    r"""$L(w)$."""
+    curvature: float
+    r"""$\frac{\rho^2}{2}\,\mathrm{Tr}(\nabla^2 L)$."""
+    slope: float
+    r"""$\gamma\,\lVert\nabla L\rVert_2$."""
+    complexity: float
+    r"""$h(\lVert w\rVert^2/\rho^2)$."""
+    stderr: float
+    """Of `curvature`, and so of the sum: the only term that is estimated."""
+
+    @property
+    def total(self) -> float:
+        """Their sum, the bound."""
+        return self.loss + self.curvature + self.slope + self.complexity
+
+
+def generalization_bound(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batches: Any,
+    *,
+    rho: float = 0.1,
+    gamma: float = 1.0,
+    delta: float = 0.05,
+    temperature: float | None = None,
+    num_probes: int = 100,
+    seed: int = 0,
+    group: Group = None,
+    size_of: SizeOf | None = None,
+    progress: bool = False,
+) -> Bound:
+    r"""The right side of the paper's Theorem 2, for Gaussian prior and posterior.
+
+    $$E_{v \sim N(0, I)} L_D(w + \rho v) \le L(w) + \frac{\rho^2}{2}\mathrm{Tr}(\nabla^2 L)
+    + \gamma\lVert\nabla L\rVert_2 + h(\lVert w\rVert^2/\rho^2)$$
+
+    What it takes for granted: the prior $N(0, \rho^2 I)$, whose divergence from the posterior
+    $N(w, \rho^2 I)$ is $\lVert w\rVert^2/2\rho^2$, so that
+    $h(x) = \big(x/2 + \log(1/\delta)\big)/\lambda$; that the loss is quadratic as far as
+    the noise reaches; and that $\gamma\lVert\nabla L\rVert$ bounds the moment term of the PAC-Bayes
+    inequality. The paper states the theorem informally and names neither γ nor λ: the terms can be
+    compared between models, the sum is no guarantee. The cost of `hessian_trace`.
+
+    Args:
+        model: The model, in the mode it is to be measured in; left as found.
+        loss_fn: ``loss_fn(model, batch)``: the mean loss of the batch, or that of each sample.
+        batches: The training data: a list of batches, a loader, or one batch.
+        rho: Standard deviation of the noise.
+        gamma: Factor of the gradient's norm.
+        delta: The bound is to hold with probability ``1 - delta``.
+        temperature: The inequality's λ. None: the number of samples.
+        num_probes: Of the trace.
+        seed: Of the probes.
+        group: A process group whose ranks share the probes; see `hessian_trace`.
+        size_of: The number of samples of a batch. None: how many losses there are, or else the
+            length of the first tensor.
+        progress: Whether to show a progress bar, if on a terminal.
+
+    Returns:
+        The four terms; their sum is ``total``.
+
+    Raises:
+        UserError: As `hessian_trace`, or if an argument is not positive.
+
+    Example:
+        >>> import torch
+        >>> from crsam import curvature
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> _ = torch.nn.init.ones_(model.weight)
+        >>> x = torch.tensor([[3.0, 4.0], [3.0, 4.0]])
+        >>> found = curvature.generalization_bound(
+        ...     model, lambda model, x: model(x).mean(), [x], rho=0.5, gamma=2.0
+        ... )
+        >>> found.loss, found.curvature, found.slope, round(found.complexity, 4)
+        (7.0, 0.0, 10.0, 3.4979)
+    """
+    check_positive(rho=rho, gamma=gamma, delta=delta)
+    if temperature is not None:
+        check_positive(temperature=temperature)
+    if delta >= 1:
+        raise UserError(f"delta must be below 1, got {delta}")
+    ranks = Ranks(group)
+    with MeanLoss(model, loss_fn, batches, size_of) as loss:
+        trace, at = trace_and_gradient(loss, num_probes, seed, ranks, progress)
+        norm = ranks.first(tn.norm(at.grads))
+        squares = tn.norm(loss.params).item() ** 2
+    half = rho**2 / 2
+    divergence = squares / (2 * rho**2)
+    return Bound(
+        loss=at.loss,
+        curvature=half * trace.value,
+        slope=gamma * norm,
+        complexity=(divergence + math.log(1 / delta)) / (temperature or at.num_samples),
+        stderr=half * trace.stderr,
+    )

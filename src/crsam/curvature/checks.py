@@ -1,0 +1,37 @@
+"""Checks of the numbers a user gives, and warnings at the line that called us."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from numbers import Integral, Real
+from pathlib import Path
+
+from crsam.errors import UserError
+
+HERE = str(Path(__file__).parent)
+
+
+def check_positive(**values: float) -> None:
+    """Raises unless all are finite numbers above 0."""
+    for name, value in values.items():
+        if not isinstance(value, Real) or not 0 < value < math.inf:
+            raise UserError(f"{name} must be a number above 0, got {value!r}")
+
+
+def check_count(least: int = 1, **values: int) -> None:
+    """Raises unless all are whole numbers of at least `least`."""
+    for name, value in values.items():
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+            raise UserError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def warn(message: str) -> None:
+    """Warns at the line that called into this package, however deep inside of it we are."""
+    depth, ours, frame = 1, 1, sys._getframe()
+    while frame.f_back is not None:
+        if frame.f_code.co_filename.startswith(HERE):
+            ours = depth
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(message, stacklevel=ours + 1)

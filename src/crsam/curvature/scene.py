@@ -1,0 +1,100 @@
+"""What a measurement needs of torch, and what it must leave as it was."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from crsam import _tensors as tn
+from crsam.curvature.draws import RandomStates
+
+
+class Snapshot:
+    """The modes and buffers of modules, to be put back: batch norm in training moves them."""
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        modules = [module for part in parts for module in part.modules()]
+        self.modes = [(module, module.training) for module in modules]
+        self.buffers: list[tuple[nn.Module, str, Tensor]] = []
+        for module in modules:
+            self.buffers += [(module, *item) for item in module.named_buffers(recurse=False)]
+        with torch.no_grad():
+            self.values = tn.clone([buffer for _, _, buffer in self.buffers])
+
+    def put_back(self) -> None:
+        for module, training in self.modes:
+            module.training = training
+        for module, name, buffer in self.buffers:
+            module._buffers[name] = buffer  # a module may have put another in its place
+        with torch.no_grad():
+            tn.copy_([buffer for _, _, buffer in self.buffers], self.values)
+
+
+@contextmanager
+def measuring(parts: Sequence[nn.Module], devices: Sequence[torch.device]) -> Iterator[Snapshot]:
+    """Exact second derivatives inside; outside, `parts` and the random states as they were.
+
+    No autocast and no TF32, whose rounding a second difference would magnify. Attention through
+    the math kernel: the fused ones have no second derivative. Nothing compiled, for the same
+    reason. Gradients, even if the caller has switched them off.
+    """
+    snapshot, states = Snapshot(parts), RandomStates(devices)
+    with ExitStack() as stack:
+        stack.callback(snapshot.put_back)
+        stack.callback(states.put_back)
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for kind in sorted({"cpu", *(device.type for device in devices)}):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(_full_precision())
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(_no_fast_path())
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and its import takes seconds
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield snapshot
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Has float32 products computed in float32."""
+    backends: Any = torch.backends
+    if not hasattr(backends.cudnn, "conv"):  # before torch 2.9
+        settings: list[tuple[Any, str, Any]] = [(backends.cudnn, "allow_tf32", False)]
+        matmul = torch.get_float32_matmul_precision()
+    else:  # which forbids to mix these with the older ones
+        owners = [backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul]
+        owners += [backends.mkldnn.conv, backends.mkldnn.rnn, backends.mkldnn.matmul]
+        settings = [(owner, "fp32_precision", "ieee") for owner in owners]
+        matmul = None
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in settings]
+    try:
+        _set(settings)
+        if matmul is not None:
+            torch.set_float32_matmul_precision("highest")
+        yield
+    finally:
+        _set(before)
+        if matmul is not None:
+            torch.set_float32_matmul_precision(matmul)
+
+
+def _set(settings: list[tuple[Any, str, Any]]) -> None:
+    for owner, name, value in settings:
+        setattr(owner, name, value)
+
+
+@contextmanager
+def _no_fast_path() -> Iterator[None]:
+    """Has `nn.MultiheadAttention` compute alike with and without gradients."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
