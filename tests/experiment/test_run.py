@@ -98,6 +98,21 @@ def test_stopped_between_any_two_steps_and_resumed_it_ends_the_same(
     assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
+def test_dropout_masks_are_those_of_the_step_whatever_came_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = ["model=wrn28_10", "model.depth=10", "model.widen_factor=1", "model.dropout=0.5"]
+    recipe = load_recipe("digits", [*net, "train.epochs=1", "train.batch_size=256", "log.every=1"])
+    run(recipe, tmp_path / "whole", lines=False)
+    looks = itertools.count(1)
+    monkeypatch.setattr(interrupt.Stop, "asked", property(lambda stop: next(looks) == 3))
+    with pytest.raises(Stopped):
+        run(recipe, tmp_path / "parts", lines=False)
+    monkeypatch.undo()
+    run(recipe, tmp_path / "parts", lines=False)
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
 def test_a_stop_is_heard_after_an_epoch_and_saves_what_was_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
