@@ -110,6 +110,15 @@ def test_tables_are_those_of_the_results() -> None:
         copies = max(s["copies"][name] for s in result["memory"].values())
         assert f"| {time:.2f} | {copies:.1f} |" in readme
 
+    measuring = (ROOT / "docs/measuring.md").read_text()
+    geometry = json.loads((ROOT / "results/geometry_digits.json").read_text())["epochs"]["40"]
+    for runs in geometry.values():
+        trace = sum(run["hessian_trace"] for run in runs) / len(runs)
+        normalized = sum(run["normalized_trace"] for run in runs) / len(runs)
+        assert f"| {trace:.1f} ± " in measuring
+        assert f"{trace:.1f}" in readme
+        assert f"{normalized:.0f}" in readme
+
     for row in json.loads((ROOT / "results/demo.json").read_text())["rows"]:
         accuracy, sharpness = row["test_accuracy"], row["sharpness"]["mean"]
         assert f"| {accuracy['mean']:.2f} ± {accuracy['std']:.2f} % |" in readme

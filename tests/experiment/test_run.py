@@ -203,6 +203,13 @@ def test_a_folder_of_another_recipe_is_refused_and_left_alone(tmp_path: Path) ->
     assert (tmp_path / "recipe.toml").read_text() == before
 
 
+def test_a_run_that_never_got_to_a_checkpoint_does_not_block_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="momentum"):
+        run(tiny("optimizer.momentum=-1"), tmp_path, lines=False)
+    run(tiny(), tmp_path, lines=False)
+    assert load_recipe(tmp_path / "recipe.toml") == tiny()
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     run(tiny("model.width=9"), tmp_path / "other", lines=False)
     run(tiny(), tmp_path / "mine", lines=False)

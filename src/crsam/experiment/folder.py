@@ -87,7 +87,7 @@ class RunFolder:
         if fresh:
             for file in (self.result_file, self.checkpoint_file, self.metrics_file):
                 file.unlink(missing_ok=True)
-        elif self.recipe_file.exists():
+        elif self.result_file.exists() or self.checkpoint_file.exists():  # else nothing is lost
             other = differences(self.recipe(), recipe)
             if other:
                 more = f" and {len(other) - 3} more" if len(other) > 3 else ""
