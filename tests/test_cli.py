@@ -55,7 +55,7 @@ def test_compare_and_demo_print_a_table_with_all_that_was_promised(tmp_path: Pat
     assert (tmp_path / "runs/digits/comparison.json").exists()
     ended = crsam("demo", "--seeds", "1", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    for words in ("sgd", "sam", "crsam", "gradient norm", "sharpness", "crsam train"):
+    for words in ("sgd", "sam", "crsam", "gradient norm", "sharpness", "crsam train digits"):
         assert words in ended.stdout
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,7 +78,10 @@ def demo(
         rows = compare_methods(recipe, ["sgd", "sam", "crsam"], seeds, place, world, fresh=fresh)
         if world.is_main:
             tables.show(rows, f"digits, 30 % of the training labels wrong, {seeds} seeds")
-            print(tables.NEXT_AFTER_DEMO.format(folder=place))
+            started = sys.argv[0]
+            program = "python -m crsam" if started.endswith("__main__.py") else started
+            program = "crsam" if shutil.which("crsam") else program
+            print(tables.NEXT_AFTER_DEMO.format(folder=place, crsam=program))
 
 
 @app.command()
@@ -218,11 +222,13 @@ def main() -> None:
         app()
     except Stopped:
         if os.environ.get("RANK", "0") == "0":
-            command = shlex.join(["crsam", *sys.argv[1:]])
+            words = [word for word in sys.argv[1:] if word != "--fresh"]
+            command = shlex.join(["crsam", *words])
             print(f"stopped; the same command goes on from here: {command}", file=sys.stderr)
         sys.exit(130)
     except (UserError, OSError) as error:
         if os.environ.get("CRSAM_TRACEBACK"):
             raise
-        print(f"crsam: {error}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":
+            print(f"crsam: {error}", file=sys.stderr)
         sys.exit(2)

@@ -83,7 +83,7 @@ def test_without_files_the_error_says_where_it_looked_and_how_to_get_them(tmp_pa
     message = error_of(lambda: load("cifar10", tmp_path))
     for part in (
         str(tmp_path / "cifar-10-batches-py"),
-        "download=True",
+        "download",
         "www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
     ):
         assert part in message

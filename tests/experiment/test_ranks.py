@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from crsam.experiment.run import run
+from crsam.experiment.folder import RunFolder
+from crsam.experiment.run import evaluate_run, run
 from experiment.runs import tiny
 
 HERE = Path(__file__).parent
@@ -49,6 +50,17 @@ def numbers(folder: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     weights = torch.load(folder / "checkpoint.pt", weights_only=True)["training"]["model"]
     return lines, weights
+
+
+def test_the_model_that_is_judged_is_the_one_that_is_saved_with_batch_norm_too(
+    tmp_path: Path,
+) -> None:
+    options = ["model=digits_conv", "train.ema=0.9", "train.precision=float64"]
+    ended = torchrun(str(HERE / "programs/ranks.py"), str(tmp_path), "sam", *options)
+    assert ended.returncode == 0, ended.stderr
+    result = RunFolder(tmp_path / "sam").result()
+    assert result is not None
+    assert evaluate_run(tmp_path / "sam")[1].loss == pytest.approx(result["test_loss"], rel=1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)

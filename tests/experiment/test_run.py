@@ -14,8 +14,9 @@ import torch
 import crsam
 from crsam.errors import UserError
 from crsam.experiment import run as running
+from crsam.experiment import tables
 from crsam.experiment.build import build
-from crsam.experiment.folder import RunFolder
+from crsam.experiment.folder import MetricsLog, RunFolder
 from crsam.experiment.run import evaluate_run, run
 from crsam.experiment.toml import load_recipe
 from crsam.train import interrupt
@@ -203,6 +204,18 @@ def test_a_folder_of_another_recipe_is_refused_and_left_alone(tmp_path: Path) ->
     assert (tmp_path / "recipe.toml").read_text() == before
 
 
+def test_where_the_data_lies_may_change_between_starts(tmp_path: Path) -> None:
+    result = run(tiny(), tmp_path, lines=False)
+    assert run(tiny("data.root=elsewhere", "log.tensorboard=true"), tmp_path) == result
+
+
+def test_a_result_without_its_recipe_is_refused(tmp_path: Path) -> None:
+    run(tiny(), tmp_path, lines=False)
+    (tmp_path / "recipe.toml").unlink()
+    with pytest.raises(UserError, match=r"no recipe\.toml"):
+        run(tiny("seed=3"), tmp_path, lines=False)
+
+
 def test_a_run_that_never_got_to_a_checkpoint_does_not_block_its_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="momentum"):
         run(tiny("optimizer.momentum=-1"), tmp_path, lines=False)
@@ -232,6 +245,31 @@ def test_metrics_cut_by_someone_are_noticed(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(UserError, match="has been cut"):
         run(tiny(), tmp_path, lines=False)
+
+
+def test_metrics_written_after_the_checkpoint_are_forgotten_and_resume_still_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tiny("log.every=1"), tmp_path / "whole", lines=False)
+    place = tmp_path / "parts"
+    monkeypatch.setattr(interrupt.Stop, "asked", True)
+    with pytest.raises(Stopped):
+        run(tiny("log.every=1"), place, lines=False)
+    with (place / "metrics.jsonl").open("a") as file:  # as if killed later
+        file.write('{"kind": "train", "step": 2}\n' * 3)
+    monkeypatch.setattr(MetricsLog, "write", lambda log, line: None)
+    with pytest.raises(Stopped):  # before the next line is written
+        run(tiny("log.every=1"), place, lines=False)
+    state = torch.load(place / "checkpoint.pt", weights_only=True)
+    assert state["metrics_length"] == (place / "metrics.jsonl").stat().st_size
+
+
+def test_a_run_whose_last_step_diverges_is_done_too(tmp_path: Path) -> None:
+    recipe = tiny("method=sgd", "optimizer.lr=1e38", "train.epochs=1", "train.batch_size=1437")
+    result = run(recipe, tmp_path, lines=False)
+    assert result["steps"] == 1
+    assert result["diverged_at"] == 1
+    tables.show_result(result, tmp_path)
 
 
 def test_a_run_that_diverges_says_so_and_is_done(tmp_path: Path) -> None:

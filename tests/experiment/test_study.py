@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from crsam.errors import UserError
+from crsam.experiment import study
 from crsam.experiment.study import Result, compare, spread, tabulate
+from crsam.train.interrupt import Stopped
 from experiment.runs import tiny
 
 
@@ -69,6 +73,19 @@ def test_seeds_start_at_the_recipes_and_fresh_does_everything_anew(tmp_path: Pat
     assert {p.parent.name for p in stamps} == {"seed5", "seed6"}
     compare(tiny("seed=5"), ["sgd"], 2, tmp_path, fresh=True)
     assert all(p.stat().st_mtime_ns > stamp for p, stamp in stamps.items())
+
+
+def test_a_stop_asked_while_a_run_ends_stops_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asks(*args: object, **options: object) -> Result:
+        os.kill(os.getpid(), signal.SIGINT)
+        return a_result("sgd", 0, 80.0)
+
+    monkeypatch.setattr(study, "run", asks)
+    with pytest.raises(Stopped):
+        compare(tiny(), ["sgd"], 2, tmp_path)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_mistakes_are_refused(tmp_path: Path) -> None:

@@ -191,3 +191,12 @@ def test_parts_given_by_keyword() -> None:
     opt = crsam.SharpnessAware(base, ascent=Gradient(0.1), objective=SurrogateGap(0.2))
     train(model, opt, 1)
     assert opt.param_groups[0]["alpha"] == 0.2
+
+
+def test_the_parts_of_a_step_draw_different_numbers() -> None:
+    model = problems.conv_net()
+    step = crsam.SAM(SGD(model.parameters(), lr=0.1))._new_step()
+    first, second, third = (step.draw(torch.randn, stream)[0] for stream in range(3))
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, third)
+    assert not torch.equal(second, third)

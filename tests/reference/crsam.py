@@ -48,7 +48,7 @@ class CRSAM(Twin):
             r = e
         else:
             # Objectives draw from a stream of their own, so that no two parts see the same numbers.
-            self.generator.manual_seed(self.seed * 1_000_003 + self.t + 2**40)
+            self.generator.manual_seed(self.seed * 1_000_003 + self.t + 2_654_435_769)
             v = self.draw_normal()
             r = rho * over(v, norm(v))
         ahead, behind = self.evaluate(w + r), self.evaluate(w - r)

@@ -181,7 +181,9 @@ def test_crsam_on_cubic(form: str, direction: str, trust: float | None) -> None:
     g_plus = model.gradient(w + e)
     r = e
     if direction == "random":
-        v = torch.randn(4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        v = torch.randn(
+            4, dtype=torch.float64, generator=torch.Generator().manual_seed(2_654_435_769)
+        )
         r = 0.3 * v / v.norm()
     # The loss is its own Taylor series up to the third order.
     D1, D2 = 2 * H @ r, model.c * r**2

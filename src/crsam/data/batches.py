@@ -63,8 +63,9 @@ class Feed:
 class Batches:
     """The training batches of one process.
 
-    A global batch is augmented as a whole by every process, which then keeps its share: costs next
-    to nothing, and makes the batch the same whatever the number of processes.
+    A global batch is fetched and augmented as a whole by every process, which then keeps its share:
+    the batch is the same whatever the number of processes. That costs next to nothing where images
+    are held on the device; where they must be decoded, every process decodes them all.
 
     Args:
         images: The training set, on the device.

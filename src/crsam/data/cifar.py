@@ -103,8 +103,8 @@ def read_cifar(layout: Layout, root: Path, *, download: bool = False) -> Dataset
     if folder is None:
         raise UserError(
             f"no {layout.title} in {root}: there is neither {root / layout.archive.folder} nor "
-            f"{root / layout.meta}; pass download=True, or fetch {layout.archive.address} and "
-            f"unpack it in {root}"
+            f"{root / layout.meta}; set download to true (data.download=true on the command "
+            f"line), or fetch {layout.archive.address} and unpack it in {root}"
         )
     if missing := [name for name in layout.archive.files if not (folder / name).is_file()]:
         raise UserError(f"{folder} lacks {', '.join(missing)}: {_again(layout, folder)}")

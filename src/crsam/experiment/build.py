@@ -147,6 +147,11 @@ def build_data(recipe: Recipe, device: torch.device) -> Splits:
     train, validation = everything.train, None
     if chosen.validation:
         train, validation = data.split(train, chosen.validation)
+        if not (len(train) and len(validation)):
+            raise UserError(
+                f"data.validation = {chosen.validation} leaves {len(train)} images to train on and "
+                f"{len(validation)} to choose by"
+            )
 
     def noisy(images: Images, purpose: str) -> Images:
         seed = derive(recipe.seed, purpose)

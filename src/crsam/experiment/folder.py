@@ -20,6 +20,9 @@ from crsam.experiment.recipe import Recipe, differences
 from crsam.experiment.toml import load_recipe, to_toml
 from crsam.train import checkpoint
 
+CHANGES_NOTHING = ("data.root:", "data.download:", "log.tensorboard:")
+"""Keys that a run may go on without: they change nothing that it computes."""
+
 
 class RunFolder:
     """Reads and writes the files of one run.
@@ -88,7 +91,11 @@ class RunFolder:
             for file in (self.result_file, self.checkpoint_file, self.metrics_file):
                 file.unlink(missing_ok=True)
         elif self.result_file.exists() or self.checkpoint_file.exists():  # else nothing is lost
-            other = differences(self.recipe(), recipe)
+            other = [
+                line
+                for line in differences(self.recipe(), recipe)
+                if not line.startswith(CHANGES_NOTHING)
+            ]
             if other:
                 more = f" and {len(other) - 3} more" if len(other) > 3 else ""
                 raise UserError(
@@ -118,6 +125,7 @@ class MetricsLog:
         try:
             self._file = path.open("ab")
             self._file.truncate(length)
+            self._file.seek(length)
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror}") from error
         self.path = path

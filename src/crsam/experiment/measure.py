@@ -137,14 +137,14 @@ def measure(
     samples: int = 5000,
     how: Setting | None = None,
 ) -> dict[str, Figure]:
-    """Figures of a model on (the first `samples` of) a set of images.
+    """Figures of a model on a set of images, or on `samples` of them.
 
     Args:
         model: Measured in evaluation mode, and left as it was.
         images: The set.
         feed: How bytes become inputs.
         metrics: Names of `METRICS`.
-        samples: At most so many images.
+        samples: At most so many images, always the same ones.
         how: See there.
 
     Raises:
@@ -152,7 +152,9 @@ def measure(
     """
     how = how or Setting()
     check_metrics(metrics)
-    some = images.part(torch.arange(min(len(images), samples), device=images.device))
+    # Not the first ones: a folder's images are sorted by class.
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    some = images.part(order[:samples].sort().values.to(images.device))
     batches = list(in_order(some, feed, how.batch_size))
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -92,6 +93,7 @@ def run(
             raise
         except Diverged as error:
             diverged_at = error.step
+            journal.save()
         return journal.finish(diverged_at)
 
 
@@ -107,7 +109,7 @@ class Journal:
             try:
                 parts.training.load_state_dict(state["training"])
                 length, self.seconds_before = state["metrics_length"], state["seconds"]
-            except (KeyError, RuntimeError, ValueError) as error:
+            except (KeyError, TypeError, RuntimeError, ValueError) as error:
                 raise UserError(
                     f"{place.checkpoint_file} is of another model or optimizer: "
                     f"{str(error).splitlines()[0]}"
@@ -130,6 +132,7 @@ class Journal:
 
     def ended_epoch(self, epoch: int) -> None:
         last = epoch == self.parts.plan.epochs
+        self.world.agree(self.parts.training.model, self.parts.training.judged)
         if self.parts.splits.validation is not None and (
             last or epoch % self.recipe.log.evaluate == 0
         ):
@@ -166,6 +169,7 @@ class Journal:
         )
 
     def save(self) -> None:
+        self.world.agree(self.parts.training.model, self.parts.training.judged)
         if self.log is not None:
             state = {
                 "training": self.parts.training.state_dict(),
@@ -183,6 +187,8 @@ class Journal:
         """The test set, once; and the figures that show how flat the place is."""
         seconds, step = self.seconds, self.parts.training.step
         test = self.score(self.parts.splits.test, "testing")
+        if diverged_at is None and not math.isfinite(test.loss):
+            diverged_at = step  # the very last step did it
         result: Result = {
             "method": self.recipe.method,
             "seed": self.recipe.seed,

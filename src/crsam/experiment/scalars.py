@@ -23,7 +23,7 @@ class ScalarWriter:
             raise UserError(
                 "log.tensorboard = true needs TensorBoard: pip install 'crsam[tensorboard]'"
             ) from None
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
         self._step = step
 
     def write(self, kind: str, values: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from crsam.experiment.recipe import Recipe, as_tables
 from crsam.experiment.run import Result, run
 from crsam.progress import bar, on_terminal, say
 from crsam.train.distributed import World
+from crsam.train.interrupt import Stopped, stoppable
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,10 @@ def compare(
     ]
     results: list[Result] = []
     shown = None if world.is_main else False
-    with bar("all runs", len(recipes), shown=shown) as advance:
+    with stoppable() as stop, bar("all runs", len(recipes), shown=shown) as advance:
         for one in recipes:
+            if world.any(stop.asked):
+                raise Stopped
             place = Path(folder) / one.method / f"seed{one.seed}"
             result = run(one, place, world, fresh=fresh, lines=False)
             results.append(result)

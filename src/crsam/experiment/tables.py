@@ -15,10 +15,11 @@ from crsam.experiment.study import Row, Spread
 
 NEXT_AFTER_DEMO = """
 The runs are in {folder}. Next:
-  crsam evaluate {folder}/crsam/seed0          how good one of these models is
-  crsam train digits method=asam               any method on any recipe; crsam list shows them
-  crsam compare demo --methods sgd,asam,gsam   other methods, side by side
-  crsam train cifar10/resnet18 --dry-run       the paper's set-up, before you start it"""
+  {crsam} measure {folder}/crsam/seed0         trace, top eigenvalue, … of one of these models
+  {crsam} train digits method=asam               any method on any recipe
+  {crsam} list                                   all of them
+  {crsam} compare demo --methods sgd,asam,gsam   other methods, side by side
+  {crsam} train cifar10/resnet18 --dry-run       the paper's set-up, before you start it"""
 
 
 def show(rows: Sequence[Row], title: str) -> None:
@@ -60,9 +61,11 @@ def show_figures(figures: Mapping[str, Figure], title: str) -> None:
 
 def show_result(result: Result, folder: Path) -> None:
     """What came out of one run."""
+    loss = result["test_loss"]
     print(
         f"{result['method']}, seed {result['seed']}: "
-        f"test accuracy {result['test_accuracy']:.2f} %, loss {result['test_loss']:.4f}, "
+        f"test accuracy {result['test_accuracy']:.2f} %, "
+        f"loss {float('nan') if loss is None else loss:.4f}, "
         f"{result['steps']} steps in {result['seconds']:.0f} s "
         f"({result['images_per_second']:,.0f} images/s); {folder}"
     )

@@ -166,9 +166,13 @@ def _overriding(overrides: Sequence[str]) -> dict[str, Any]:
             above, last = [last], "name"
         table = tables
         for name in above:
-            if not isinstance(table.get(name), dict):
-                table[name] = {}
-            table = table[name]
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                raise UserError(f"{name} is a table: {name}={table} cannot go with {text!r}")
+        if isinstance(table.get(last), dict):
+            raise UserError(
+                f"{last} is a table: {text!r} cannot go with {last}.{next(iter(table[last]))}=…"
+            )
         table[last] = read
     return tables
 

@@ -82,7 +82,9 @@ class Step:
         Ascents draw from stream 0, objectives from 1 and schedules from 2, so that no two parts of
         a step see the same numbers.
         """
-        return torch.Generator(device).manual_seed((self._seed + (stream << 40)) % 2**63)
+        # The CPU's generator looks at the low 32 bits only: the stream must show there.
+        seed = self._seed + stream * 2_654_435_769
+        return torch.Generator(device).manual_seed(seed % 2**63)
 
     def draw(self, kind: Callable[..., Tensor], stream: int = 0) -> Tensors:
         """``torch.rand`` or ``torch.randn`` in the shape of the parameters."""

@@ -42,7 +42,16 @@ class World:
 
     def any(self, mine: bool) -> bool:
         """Whether it holds in any process."""
+        if self.size == 1:
+            return mine
         return self.total(torch.tensor(float(mine), device=self.device)).item() > 0
+
+    def agree(self, *models: nn.Module) -> None:
+        """Gives all processes the main one's buffers: batch norm sees other images in each."""
+        if self.size > 1:
+            for model in models:
+                for buffer in model.buffers():
+                    dist.broadcast(buffer, 0)
 
     def wait(self) -> None:
         """Until all processes are here."""

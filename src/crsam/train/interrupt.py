@@ -20,16 +20,21 @@ class Stopped(Exception):
     """The run was asked to stop and has; it can be resumed."""
 
 
+_outer: Stop | None = None
+
+
 @contextmanager
 def stoppable() -> Iterator[Stop]:
     """Turns the first SIGINT or SIGTERM into a request; a second SIGINT stops at once.
 
+    Within another one it is the same request: what is asked of a part is asked of the whole.
     Signals can be caught in the main thread only; elsewhere nothing is ever asked.
     """
-    stop = Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
+    global _outer
+    if _outer is not None or threading.current_thread() is not threading.main_thread():
+        yield _outer or Stop()
         return
+    stop = _outer = Stop()
 
     def ask(number: int, frame: FrameType | None) -> None:
         if stop.asked and number == signal.SIGINT:
@@ -40,5 +45,6 @@ def stoppable() -> Iterator[Stop]:
     try:
         yield stop
     finally:
+        _outer = None
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -148,7 +148,7 @@ def fit(
                 now = training.step / per_epoch
                 lr = training.set_rates(plan.schedule.factor(now, plan.epochs))
                 loss, num_right = take_step(batch)
-                training.took_step(loss, 100 * num_right / len(batch.inputs))
+                training.took_step(loss, 100 * num_right.double() / len(batch.inputs))
                 ended = training.step % per_epoch == 0
                 due = ended or training.step % plan.log_every == 0
                 if due:
@@ -163,7 +163,9 @@ def fit(
                         f"accuracy {means['accuracy']:.1f} %  {speed:,.0f} images/s"
                     )
                 advance(note=note)
-                if not ended and (due or world.size == 1) and world.any(stop.asked):
+                # Asking all processes makes a GPU wait: there, now and then.
+                looks = due or world.size == 1 or world.device.type == "cpu"
+                if not ended and (looks or training.step % 10 == 0) and world.any(stop.asked):
                     raise Stopped
             on_epoch(epoch + 1)
             if plan.lines and world.is_main and not on_terminal():
