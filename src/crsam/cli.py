@@ -77,7 +77,9 @@ def demo(
     with world_of("cpu", threads=1) as world:
         rows = compare_methods(recipe, ["sgd", "sam", "crsam"], seeds, place, world, fresh=fresh)
         if world.is_main:
-            tables.show(rows, f"digits, 30 % of the training labels wrong, {seeds} seeds")
+            tables.show(
+                rows, f"digits, 30 % of the training labels wrong, {seeds} seed{'s' * (seeds > 1)}"
+            )
             started = sys.argv[0]
             program = "python -m crsam" if started.endswith("__main__.py") else started
             program = "crsam" if shutil.which("crsam") else program
