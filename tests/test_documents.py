@@ -110,6 +110,14 @@ def test_tables_are_those_of_the_results() -> None:
         copies = max(s["copies"][name] for s in result["memory"].values())
         assert f"| {time:.2f} | {copies:.1f} |" in readme
 
+    gpu = json.loads((ROOT / "results/fast_path_h200.json").read_text())
+    performance = (ROOT / "docs/performance.md").read_text()
+    for name, ms in gpu["milliseconds"].items():
+        epoch, peak = gpu["seconds_per_epoch"][name], gpu["peak_mib"][name]
+        ratio = ms / gpu["milliseconds"]["sgd"]
+        row = rf"\| {ms:.2f} \| {ratio:.2f} \|.*\| {epoch:.2f} \| {peak:.0f} \|"
+        assert re.search(row, performance), name
+
     measuring = (ROOT / "docs/measuring.md").read_text()
     geometry = json.loads((ROOT / "results/geometry_digits.json").read_text())["epochs"]["40"]
     for runs in geometry.values():

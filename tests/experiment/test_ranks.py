@@ -55,12 +55,15 @@ def numbers(folder: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]
 def test_the_model_that_is_judged_is_the_one_that_is_saved_with_batch_norm_too(
     tmp_path: Path,
 ) -> None:
+    # More validation images than a batch of evaluation has, so that both processes judge some.
     options = ["model=digits_conv", "train.ema=0.9", "train.precision=float64"]
-    ended = torchrun(str(HERE / "programs/ranks.py"), str(tmp_path), "sam", *options)
+    ended = torchrun(
+        str(HERE / "programs/ranks.py"), str(tmp_path), "sam", "data.validation=0.5", *options
+    )
     assert ended.returncode == 0, ended.stderr
-    result = RunFolder(tmp_path / "sam").result()
-    assert result is not None
-    assert evaluate_run(tmp_path / "sam")[1].loss == pytest.approx(result["test_loss"], rel=1e-12)
+    lines = [m for m in RunFolder(tmp_path / "sam").metrics() if m["kind"] == "validation"]
+    saved = evaluate_run(tmp_path / "sam", split="validation")[1]
+    assert lines[-1]["loss"] == pytest.approx(saved.loss, rel=1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -28,6 +28,12 @@ from experiment.runs import assert_same, outcome, tiny
 METHODS = ["sgd", *crsam.methods()]
 
 
+def stop_after(looks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if someone asked to stop just before the loop looks for the n-th time."""
+    count = itertools.count(1)
+    monkeypatch.setattr(interrupt.Stop, "asked", property(lambda stop: next(count) == looks))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_runs_and_its_loss_falls(method: str, tmp_path: Path) -> None:
     result = run(tiny(f"method={method}", "data.label_noise=0"), tmp_path, lines=False)
@@ -88,10 +94,8 @@ def test_stopped_between_any_two_steps_and_resumed_it_ends_the_same(
     recipe = tiny(f"method={method}", "train.ema=0.9", "data.validation=0.1")
     run(recipe, tmp_path / "whole", lines=False)
 
-    for after in (1, 4, 2):
-        looks = itertools.count(1)
-        asked = property(lambda stop, looks=looks, after=after: next(looks) == after)
-        monkeypatch.setattr(interrupt.Stop, "asked", asked)
+    for looks in (1, 4, 2):
+        stop_after(looks, monkeypatch)
         with pytest.raises(Stopped):
             run(recipe, tmp_path / "parts", lines=False)
     monkeypatch.undo()
@@ -105,8 +109,7 @@ def test_dropout_masks_are_those_of_the_step_whatever_came_before(
     net = ["model=wrn28_10", "model.depth=10", "model.widen_factor=1", "model.dropout=0.5"]
     recipe = load_recipe("digits", [*net, "train.epochs=1", "train.batch_size=256", "log.every=1"])
     run(recipe, tmp_path / "whole", lines=False)
-    looks = itertools.count(1)
-    monkeypatch.setattr(interrupt.Stop, "asked", property(lambda stop: next(looks) == 3))
+    stop_after(3, monkeypatch)
     with pytest.raises(Stopped):
         run(recipe, tmp_path / "parts", lines=False)
     monkeypatch.undo()

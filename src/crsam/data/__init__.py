@@ -8,11 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from crsam._names import named
 from crsam.data.cifar import CIFAR10, CIFAR100, read_cifar
 from crsam.data.digits import read_digits
 from crsam.data.folder import read_folder
 from crsam.data.images import Dataset, Held, Images, split, with_wrong_labels
-from crsam.errors import UserError, unknown
+from crsam.errors import UserError
 
 __all__ = ["Dataset", "Held", "Images", "datasets", "load", "split", "with_wrong_labels"]
 
@@ -73,17 +74,14 @@ def load(
         >>> load("digits", label_noise=0.3).test.labels.bincount()
         tensor([36, 37, 35, 37, 36, 36, 36, 36, 35, 36])
     """
-    key = name.lower().replace("-", "").replace("_", "")
-    if key not in _READERS:
-        raise unknown("dataset", name, _READERS)
-    reader = _READERS[key]
+    reader = named("dataset", name, _READERS)
     given = {"image_size": image_size, "download": download or None, "hold": hold}
     asked = {option: value for option, value in given.items() if value is not None}
     for option, value in asked.items():
         if option not in reader.takes:
             others = ", ".join(other for other, its in _READERS.items() if option in its.takes)
             raise UserError(
-                f"{option} = {value!r} makes no sense for the dataset {key!r}, only for {others}"
+                f"{option} = {value!r} makes no sense for the dataset {name!r}, only for {others}"
             )
     dataset = reader.read(Path(root).expanduser(), **asked)
     if label_noise:

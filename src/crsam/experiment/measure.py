@@ -20,6 +20,7 @@ from crsam.experiment.folder import RunFolder
 from crsam.experiment.restore import restored
 from crsam.progress import bar
 from crsam.train.distributed import World
+from crsam.train.evaluate import evaluating
 
 DEFAULT = ("loss", "gradient_norm", "hessian_trace", "normalized_trace", "top_eigenvalue",
            "sharpness", "approximation_ratio")  # fmt: skip
@@ -60,25 +61,25 @@ def _loss(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
     return Figure(each.mean().item())
 
 
-def _trace(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
-    found = curvature.hessian_trace(
-        model, losses, batches, num_probes=how.num_probes, seed=how.seed, progress=True
-    )
-    return Figure(found.value, found.stderr)
+def _number(function: Callable[..., float], *settings: str, **options: Any) -> Measure:
+    """A figure by a function that takes these settings."""
+
+    def measure(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
+        asked = {name: getattr(how, name) for name in settings}
+        return Figure(function(model, losses, batches, **asked, **options))
+
+    return measure
 
 
-def _normalized(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
-    found = curvature.normalized_trace(
-        model, losses, batches, num_probes=how.num_probes, seed=how.seed, progress=True
-    )
-    return Figure(found.value, found.stderr)
+def _estimate(function: Callable[..., Any], *settings: str) -> Measure:
+    """Likewise, with its error."""
 
+    def measure(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
+        asked = {name: getattr(how, name) for name in settings}
+        found = function(model, losses, batches, progress=True, **asked)
+        return Figure(found.value, found.stderr)
 
-def _frobenius(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
-    found = curvature.hessian_frobenius_norm(
-        model, losses, batches, num_probes=how.num_probes, seed=how.seed, progress=True
-    )
-    return Figure(found.value, found.stderr)
+    return measure
 
 
 def _top(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
@@ -91,38 +92,29 @@ def _ratio(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
     return Figure(found.mean, found.stderr)
 
 
-def _dimensionality(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
-    found = curvature.effective_dimensionality(model, losses, batches, seed=how.seed, progress=True)
-    return Figure(found.value, found.stderr)
-
-
 def _pac_bayes(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
-    def accuracies(model: nn.Module, batch: Batch) -> Tensor:
+    def right(model: nn.Module, batch: Batch) -> Tensor:
         return (model(batch.inputs).argmax(1) == batch.targets).double()
 
-    found = curvature.pac_bayes_sharpness(model, accuracies, batches, seed=how.seed, progress=True)
+    found = curvature.pac_bayes_sharpness(model, right, batches, seed=how.seed, progress=True)
     return Figure(found.value)
 
 
 METRICS: dict[str, Measure] = {
     "loss": _loss,
-    "gradient_norm": lambda m, b, how: Figure(curvature.gradient_norm(m, losses, b)),
-    "hessian_trace": _trace,
-    "normalized_trace": _normalized,
+    "gradient_norm": _number(curvature.gradient_norm),
+    "hessian_trace": _estimate(curvature.hessian_trace, "num_probes", "seed"),
+    "normalized_trace": _estimate(curvature.normalized_trace, "num_probes", "seed"),
     "top_eigenvalue": _top,
-    "frobenius_norm": _frobenius,
-    "effective_dimensionality": _dimensionality,
-    "sharpness": lambda m, b, how: Figure(curvature.sharpness(m, losses, b, rho=how.rho)),
-    "n_step_sharpness": lambda m, b, how: Figure(
-        curvature.sharpness(m, losses, b, rho=how.rho, steps=20)
-    ),
-    "adaptive_sharpness": lambda m, b, how: Figure(curvature.adaptive_sharpness(m, losses, b)),
-    "epsilon_sharpness": lambda m, b, how: Figure(curvature.epsilon_sharpness(m, losses, b)),
-    "finite_difference_curvature": lambda m, b, how: Figure(
-        curvature.finite_difference_curvature(m, losses, b, rho=how.rho)
-    ),
+    "frobenius_norm": _estimate(curvature.hessian_frobenius_norm, "num_probes", "seed"),
+    "effective_dimensionality": _estimate(curvature.effective_dimensionality, "seed"),
+    "sharpness": _number(curvature.sharpness, "rho"),
+    "n_step_sharpness": _number(curvature.sharpness, "rho", steps=20),
+    "adaptive_sharpness": _number(curvature.adaptive_sharpness),
+    "epsilon_sharpness": _number(curvature.epsilon_sharpness),
+    "finite_difference_curvature": _number(curvature.finite_difference_curvature, "rho"),
     "approximation_ratio": _ratio,
-    "fisher_rao": lambda m, b, how: Figure(curvature.fisher_rao(m, losses, b)),
+    "fisher_rao": _number(curvature.fisher_rao),
     "pac_bayes_sharpness": _pac_bayes,
 }
 """By name; all of the mean cross-entropy, in evaluation mode, without augmentation."""
@@ -156,18 +148,12 @@ def measure(
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     some = images.part(order[:samples].sort().values.to(images.device))
     batches = list(in_order(some, feed, how.batch_size))
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        found = {}
-        with bar("measuring", len(metrics)) as advance:
-            for name in metrics:
-                found[name] = METRICS[name](model, batches, how)
-                advance(note=name)
-        return found
-    finally:
-        for module, training in modes:
-            module.training = training
+    found = {}
+    with evaluating(model), bar("measuring", len(metrics)) as advance:
+        for name in metrics:
+            found[name] = METRICS[name](model, batches, how)
+            advance(note=name)
+    return found
 
 
 def measure_run(

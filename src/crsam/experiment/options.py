@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from crsam import data, models
 from crsam._arguments import arguments
+from crsam._names import plain
 from crsam.data import augment
 from crsam.errors import unknown
 from crsam.experiment.values import RecipeError, Table, fitted, unknown_key
@@ -64,11 +65,6 @@ KINDS = {
     "methods": Kind("method", methods.methods, methods.options),
 }
 """By the table of the recipe that they stand in."""
-
-
-def plain(name: str) -> str:
-    """A name without case, dashes and underscores, in which people differ."""
-    return name.lower().replace("-", "").replace("_", "")
 
 
 def canonical(table: str, name: str, key: str, also: Iterable[str] = ()) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_type_hints
 
+from crsam._names import plain
 from crsam.experiment.literal import literal
-from crsam.experiment.options import canonical, checked, optimizers, plain
+from crsam.experiment.options import canonical, checked, optimizers
 from crsam.experiment.values import RecipeError, Table, fitted, require
 from crsam.train.schedule import Schedule
 

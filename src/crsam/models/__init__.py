@@ -6,7 +6,6 @@ what a sharpness-aware step needs to call it again as the same function of the w
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from crsam._arguments import arguments
+from crsam._names import named
 from crsam.models.pyramidnet import PyramidNet
 from crsam.models.resnet import ResNet
 from crsam.models.small import DigitsConv, DigitsMLP
@@ -61,14 +61,14 @@ def make_model(name: str, num_classes: int, **options: Any) -> nn.Module:
         **options: Other arguments of the model's class, such as ``in_channels``.
 
     Raises:
-        ValueError: If there is no such model; names the nearest.
+        UserError: If there is no such model; names the nearest.
 
     Example:
         >>> from crsam.models import make_model
         >>> make_model("ResNet-18", num_classes=10, stem="cifar", width=4).fc
         Linear(in_features=32, out_features=10, bias=True)
     """
-    return _maker(name)(num_classes, **options)
+    return named("model", name, _MODELS)(num_classes, **options)
 
 
 def options(name: str) -> dict[str, Any]:
@@ -79,19 +79,6 @@ def options(name: str) -> dict[str, Any]:
         >>> list(options("resnet18"))
         ['in_channels', 'stem', 'width', 'zero_init_residual']
     """
-    found = arguments(_maker(name))
+    found = arguments(named("model", name, _MODELS))
     del found["num_classes"]
     return found
-
-
-def _maker(name: str) -> Callable[..., nn.Module]:
-    makers = {_plain(known): maker for known, maker in _MODELS.items()}
-    if _plain(name) not in makers:
-        close = difflib.get_close_matches(name.lower(), _MODELS, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"unknown model {name!r}: {hint}there are {', '.join(_MODELS)}")
-    return makers[_plain(name)]
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "")

@@ -255,8 +255,8 @@ _streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
 def _side_streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
     """Two streams, the same ones in every step: the allocator keeps memory by stream."""
     if device not in _streams:
-        # Of unequal priority, or both would do the same at the same time: one in a convolution
-        # while the other is in a batch norm use more of the chip.
+        # Of unequal priority, so that they need not do the same at the same time. What that gains
+        # is within the noise so far (docs/performance.md).
         _streams[device] = (_stream(device, PRIORITIES[0]), _stream(device, PRIORITIES[1]))
     return _streams[device]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, Literal, TypedDict, Unpack
 
 from torch import nn
 from torch.optim import Optimizer
 
 from crsam._arguments import arguments
+from crsam._names import named
 from crsam.optim.ascent import (
     Adaptive,
     DynamicMask,
@@ -292,7 +292,7 @@ def make(name: str, base: Optimizer, **hyper: Any) -> SharpnessAware:
         >>> crsam.make("CR-SAM", base, rho=0.1).param_groups[0]["rho"]
         0.1
     """
-    return _method(name)(base, **hyper)
+    return named("method", name, _METHODS)(base, **hyper)
 
 
 def options(name: str) -> dict[str, Any]:
@@ -302,15 +302,6 @@ def options(name: str) -> dict[str, Any]:
         >>> list(options("sam"))
         ['rho', 'max_norm', 'model', 'seed', 'warmup']
     """
-    found = arguments(_method(name))
+    found = arguments(named("method", name, _METHODS))
     del found["base"]
     return found
-
-
-def _method(name: str) -> type[SharpnessAware]:
-    key = name.lower().replace("-", "").replace("_", "")
-    if key not in _METHODS:
-        close = difflib.get_close_matches(key, _METHODS, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"unknown method {name!r}: {hint}there are {', '.join(_METHODS)}")
-    return _METHODS[key]

@@ -51,7 +51,7 @@ def evaluate(
     world = world or World(images.device)
     sums = torch.zeros(3, dtype=torch.float64, device=images.device)
     shown = None if world.is_main else False
-    with _evaluating(model), bar(label, len(images), shown=shown) as advance:
+    with evaluating(model), bar(label, len(images), shown=shown) as advance:
         for batch in in_order(images, feed, batch_size, world.rank, world.size):
             with torch.autocast(images.device.type, autocast, enabled=autocast is not None):
                 logits = model(batch.inputs)
@@ -64,7 +64,8 @@ def evaluate(
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within, the model is in evaluation mode; each of its modules gets its own mode back."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -6,11 +6,11 @@ reads a value off the device.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict, Unpack
 
 from crsam._arguments import arguments
+from crsam._names import named
 from crsam.data.augment.autoaugment import AutoAugment
 from crsam.data.augment.base import Augmentation, Chain, Nothing
 from crsam.data.augment.basic import Basic, flip, padded_crop
@@ -59,13 +59,13 @@ def make_augment(name: str, **options: Any) -> Augmentation:
             `policy` and `levels` of `AutoAugment`; `num_ops` and `magnitude` of `RandAugment`.
 
     Raises:
-        ValueError: There is no such name.
+        UserError: There is no such name.
 
     Example:
         >>> make_augment("basic", pad=2)
         Basic(pad=2, flip_share=0.5)
     """
-    return _maker(name)(**options)
+    return named("augmentation", name, _AUGMENTATIONS)(**options)
 
 
 def options(name: str) -> dict[str, Any]:
@@ -75,17 +75,7 @@ def options(name: str) -> dict[str, Any]:
         >>> options("cutout")["side"]
         <class 'int'>
     """
-    return arguments(_maker(name))
-
-
-def _maker(name: str) -> Callable[..., Augmentation]:
-    key = name.lower().replace("-", "").replace("_", "")
-    if key not in _AUGMENTATIONS:
-        close = difflib.get_close_matches(key, _AUGMENTATIONS, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        known = ", ".join(_AUGMENTATIONS)
-        raise ValueError(f"unknown augmentation {name!r}: {hint}there are {known}")
-    return _AUGMENTATIONS[key]
+    return arguments(named("augmentation", name, _AUGMENTATIONS))
 
 
 class _Around(TypedDict, total=False):
