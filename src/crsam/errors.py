@@ -21,7 +21,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
         >>> unknown("model", "resnet81", ["resnet18", "wrn28_10"])
         UserError("unknown model 'resnet81': did you mean 'resnet18'? there are resnet18, wrn28_10")
     """
-    names = list(known)
-    close = difflib.get_close_matches(str(name), names, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return UserError(f"unknown {kind} {name!r}: {hint}there are {', '.join(names)}")
+    names = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(str(name).lower(), names, n=1)
+    hint = f"did you mean {names[close[0]]!r}? " if close else ""
+    return UserError(f"unknown {kind} {name!r}: {hint}there are {', '.join(names.values())}")
