@@ -15,8 +15,9 @@ from crsam.curvature.batches import SizeOf
 from crsam.curvature.checks import check_count
 from crsam.curvature.draws import rademacher
 from crsam.curvature.estimate import Estimate
-from crsam.curvature.hvp import BatchHessian, Hessian, finite
+from crsam.curvature.hvp import Hessian, finite
 from crsam.curvature.mean_loss import Evaluation, LossFn, MeanLoss
+from crsam.curvature.quadratic import Form, visit_forms
 from crsam.curvature.ranks import Group, Ranks
 
 
@@ -80,14 +81,14 @@ def trace_and_gradient(
 
     with progress_bar("Hessian trace", len(mine) * len(loss.batches), progress) as advance:
 
-        def add(hessian: BatchHessian, size: int) -> None:
-            tn.add_(grads, hessian.gradient, size)
+        def add(form: Form, size: int) -> None:
+            tn.add_(grads, form.gradient, size)
             for i in mine:
                 v = loss.unflat(rademacher(loss.space, "probe", seed, i))
-                forms[i] += size * tn.dot(v, hessian(v))
+                forms[i] += size * form(v)
                 advance()
 
-        seen = Hessian(loss).visit(add)
+        seen = visit_forms(loss, add)
     ranks.check_same(loss)
     trace = Estimate.of(finite(ranks.collect_(forms / seen.num_samples)))
     mean = tn.scale_(grads, 1 / seen.num_samples)
