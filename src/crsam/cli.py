@@ -175,8 +175,9 @@ def measure(
     with world_of(device, threads) as world:
         how = Setting(rho=rho, num_probes=probes, seed=seed)
         found = measure_run(folder, names, split=split.value, samples=samples, how=how, world=world)
-        tables.show_figures(found, f"{folder}, {split.value} images")
-        print(f"written to {folder}/measures-{split.value}.json")
+        if world.is_main:
+            tables.show_figures(found, f"{folder}, {split.value} images")
+            print(f"written to {folder}/measures-{split.value}.json")
 
 
 @app.command("list")
