@@ -266,7 +266,8 @@ def _narrowed(tensors: Tensors, dtypes: Dtypes) -> Tensors:
 
 def _memory_order(tensor: Tensor) -> list[int]:
     """The dimensions, outermost first."""
-    return sorted(range(tensor.dim()), key=lambda d: (-tensor.stride(d), d))
+    strides = tensor.stride()
+    return sorted(range(tensor.dim()), key=lambda d: (-strides[d], d))
 
 
 def _one_block(tensors: Tensors, dtype: torch.dtype) -> Tensors:
