@@ -49,10 +49,14 @@ class Motion:
         tangent = self.tangent(arg)
         return torch.zeros_like(self.value(arg)) if tangent is None else tangent
 
-    def weigh(self, operation: Operation, bend: Tensor, output: int = 0) -> Tensor | None:
+    def adjoint(self, operation: Operation) -> Tensor | None:
+        """λ of its first output."""
+        slot = operation.outputs[0]
+        return None if slot is None else self.adjoints.get(slot)
+
+    def weigh(self, operation: Operation, bend: Tensor) -> Tensor | None:
         """λ · bend."""
-        slot = operation.outputs[output]
-        adjoint = None if slot is None else self.adjoints.get(slot)
+        adjoint = self.adjoint(operation)
         return None if adjoint is None else (adjoint * bend).sum()
 
 
@@ -174,20 +178,43 @@ def convolution(operation: Operation, motion: Motion) -> Passed:
 
 
 def batch_norm(operation: Operation, motion: Motion) -> Passed:
-    """With running statistics: a scale and a shift for each channel."""
-    x, weight, bias, mean, variance, training, _, eps = operation.args
-    along_x, along_weight = motion.tangent(x), motion.tangent(weight)
-    along_bias = motion.tangent(bias)
-    if training or along_x is None or along_weight is None or along_bias is None:
+    r"""$y = \gamma \hat x + \beta$ with $\hat x = (x - \mu)\,s$.
+
+    With running statistics $\mu$ and $s$ stand still. With those of the batch,
+    $D\hat x = s\,(\dot z - m \hat x)$ and $D^2\hat x = s^2\,((3m^2 - q)\,\hat x - 2m \dot z)$,
+    where $\dot z$ is $\dot x$ less its mean, $m$ the mean of $\hat x \dot x$ and $q$ the variance
+    of $\dot x$, all by channel.
+    """
+    x, weight, bias, running_mean, running_variance, training, _, eps = operation.args
+    along_x, along_weight, along_bias = (motion.tangent(arg) for arg in (x, weight, bias))
+    if along_x is None or along_weight is None or along_bias is None:
         return any_operation(operation, motion)
-    shape = [1, -1] + [1] * (along_x.dim() - 2)
-    inverse = (variance + eps).rsqrt()
-    slope = along_weight * inverse
-    tangent = along_x * (motion.value(weight) * inverse).view(shape)
-    tangent.addcmul_(motion.value(x), slope.view(shape))
-    tangent.add_((along_bias - mean * slope).view(shape))
-    bend = motion.weigh(operation, along_x * (2 * slope).view(shape))
-    return [tangent, None, None], bend
+    value, scale = motion.value(x), motion.value(weight)
+    over = [d for d in range(value.dim()) if d != 1]
+    shape = [-1 if d == 1 else 1 for d in range(value.dim())]
+    adjoint = motion.adjoint(operation)
+    if adjoint is None:
+        return any_operation(operation, motion)
+    if training:
+        mean, inverse = (motion.value(slot) for slot in operation.outputs[1:3])
+        drift = along_x.mean(over)
+        q = along_x.square().mean(over) - drift**2
+        m = inverse * ((value * along_x).mean(over) - mean * drift)
+    else:
+        mean, inverse = running_mean, (running_variance + eps).rsqrt()
+        q = drift = m = torch.zeros_like(mean)
+    slope = inverse * scale
+    pull = inverse * (along_weight - slope * m)
+    tangent = along_x * slope.view(shape)
+    tangent.addcmul_(value, pull.view(shape))
+    tangent.add_((along_bias - slope * drift - mean * pull).view(shape))
+    moved = (adjoint * along_x).sum(over) - drift * adjoint.sum(over)
+    bend = 2 * along_weight * inverse * moved
+    if training:
+        still = inverse * ((adjoint * value).sum(over) - mean * adjoint.sum(over))
+        bend = bend - 2 * along_weight * inverse * m * still
+        bend = bend + scale * inverse**2 * ((3 * m**2 - q) * still - 2 * m * moved)
+    return [tangent, *[None] * (len(operation.outputs) - 1)], bend.sum()
 
 
 _LINEAR = (
@@ -217,7 +244,7 @@ RULES: dict[Any, Callable[[Operation, Motion], Passed]] = {
     **dict.fromkeys((aten.mm.default, aten.bmm.default, aten.mul.Tensor), product),
     aten.addmm.default: product_and_sum,
     aten.convolution.default: convolution,
-    aten.native_batch_norm.default: batch_norm,
+    **dict.fromkeys((aten.native_batch_norm.default, aten.cudnn_batch_norm.default), batch_norm),
     aten.relu.default: relu,
 }
 

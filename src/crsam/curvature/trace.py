@@ -34,9 +34,10 @@ def hessian_trace(
 ) -> Estimate:
     r"""$\mathrm{Tr}(\nabla^2 L) = E[v^\top \nabla^2 L\, v]$ with random signs $v$ (Hutchinson).
 
-    A fixed number of probes: stopping when the running mean settles stops by chance. One gradient
-    with its graph for each batch, and `num_probes` products on it: memory grows neither with the
-    number of probes nor with that of batches.
+    A fixed number of probes: stopping when the running mean settles stops by chance. For each batch
+    about three gradients to begin with, and then what one gradient costs for each probe, without
+    the product (`crsam.curvature.quadratic` says how). Memory grows neither with the number of
+    probes nor with that of batches.
 
     Args:
         model: The model, in the mode it is to be measured in; left as found.
