@@ -122,6 +122,7 @@ class SurfaceView {
     const points = heights.map((row, j) => row.map((z, i) => this.place(this.xs[i], this.ys[j], z)));
     const upX = this.sin > 0;
     const upY = this.cos > 0;
+    const every = Math.max(Math.round(Math.max(rows, columns) / 12), 1);
     c.lineWidth = 0.7;
     c.lineJoin = "round";
     for (let m = 0; m < rows - 1; m++) {
@@ -144,8 +145,19 @@ class SurfaceView {
         c.closePath();
         c.fill();
         c.stroke();
+        if (i % every === 0) this.drawEdge(c, points[j][i], points[j + 1][i]);
+        if (j % every === 0) this.drawEdge(c, points[j][i], points[j][i + 1]);
       }
     }
+  }
+
+  /** A line of the mesh: it shows the shape where the colours hardly change. */
+  drawEdge(c, from, to) {
+    c.strokeStyle = "rgba(0, 0, 0, 0.22)";
+    c.beginPath();
+    c.moveTo(...from);
+    c.lineTo(...to);
+    c.stroke();
   }
 
   /** The colour of a height, lighter where the slope faces the light at the upper left. */
