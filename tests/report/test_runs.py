@@ -177,8 +177,8 @@ JSONS = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-KEYS = ["kind", "epoch", "loss", "train", "method", "seed", "methods", "measure", "metrics", "samples",
-        "versions", "command", "diverged_at", "test_accuracy", "hessian_trace"]  # fmt: skip
+KEYS = ["kind", "epoch", "loss", "train", "method", "seed", "methods", "measure", "metrics",
+        "samples", "versions", "command", "diverged_at", "test_accuracy"]  # fmt: skip
 KINDS = st.sampled_from(["train", "measure", "validation", "test"])
 TABLES = st.dictionaries(st.sampled_from(KEYS), JSONS | KINDS, max_size=8)
 

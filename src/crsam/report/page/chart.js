@@ -22,7 +22,7 @@ function logTicks(low, high) {
   return ticks(10 ** low, 10 ** high, 4).filter((v) => v > 0).map(Math.log10);
 }
 
-const tickText = (value, step) => (step && Math.abs(value) < step * 1e-6 ? "0" : short(value, 3).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, ""));
+const tickText = (value, step) => (step && Math.abs(value) < step * 1e-6 ? "0" : trimmed(value, 3));
 
 /** The index of the x nearest to a value; xs are sorted. */
 function nearest(xs, value) {
@@ -355,7 +355,8 @@ class Chart {
         element("span", { class: "value" }, element("i", { class: `swatch g${line.group % 8}` }), `${line.label} `, element("b", {}, text), element("span", { class: "error" }, spread)),
       );
     }
-    const x = cursor === null ? "end" : `${this.about.xText || "epoch"} ${short(cursor, 3)}`;
+    const place = cursor !== null && shown.length ? shown[0].x[nearest(shown[0].x, cursor)] : cursor;
+    const x = place === null ? "end" : `${this.about.xText || "epoch"} ${trimmed(place)}`;
     this.readout.replaceChildren(element("span", { class: "where" }, x), ...words);
     this.top.setAttribute("aria-label", `${this.about.text}, ${this.readout.textContent}. Arrow keys move the cursor, plus and minus zoom, 0 shows all.`);
   }

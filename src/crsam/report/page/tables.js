@@ -5,7 +5,7 @@ const STATES = { done: "done", diverged: "diverged", unfinished: "unfinished", b
 function stateOf(run) {
   let text = STATES[run.state];
   if (run.state === "diverged" && run.diverged !== null) text += ` at step ${fixed(run.diverged, 0)}`;
-  if (run.state === "unfinished") text = run.reached === null ? "no epoch yet" : `epoch ${short(run.reached, 3)}${run.epochs ? ` of ${run.epochs}` : ""}`;
+  if (run.state === "unfinished") text = run.reached === null ? "no epoch yet" : `epoch ${trimmed(run.reached)}${run.epochs ? ` of ${run.epochs}` : ""}`;
   return element("span", { class: `state ${run.state}`, title: run.problems.join("\n") || null }, text);
 }
 
