@@ -42,6 +42,7 @@ def test_runs_are_found_in_run_comparison_and_folders_of_such_each_once(tmp_path
     assert len(read_runs([tmp_path, tmp_path / "a", tmp_path / "b/seed9"])) == 8
     assert [run.name for run in read_runs([tmp_path / "b"])] == ["seed9", "seed10"]
     assert read_runs([tmp_path])[0].name == "a/crsam/seed0"
+    assert len(read_runs([tmp_path / "b", tmp_path / "a/../b"])) == 2
 
 
 def test_links_in_a_circle_end(tmp_path: Path) -> None:
@@ -122,6 +123,9 @@ def test_an_empty_folder_beside_others_is_shown_and_alone_is_refused(tmp_path: P
     empty = read_runs([tmp_path])[1]
     assert empty.state == "broken"
     assert "empty" in empty.problems[0]
+    (tmp_path / "runs/sam/seed2").mkdir()
+    (tmp_path / "elsewhere/cache").mkdir(parents=True)  # nobody expects a run there
+    assert [run.name for run in read_runs([tmp_path])] == ["seed0", "seed1", "seed2"]
     (tmp_path / "none").mkdir()
     with pytest.raises(UserError, match=r"no run in .*none"):
         read_runs([tmp_path / "none"])

@@ -185,7 +185,9 @@ def test_an_empty_folder_is_waited_for(tmp_path: Path) -> None:
     assert len(watcher.content()["runs"]) == 1
 
 
-def test_many_quick_refreshes_leave_no_thread_and_no_file_open(server: Server) -> None:
+def test_many_quick_refreshes_leave_no_thread_and_no_file_open(
+    server: Server, capfd: pytest.CaptureFixture[str]
+) -> None:
     def held() -> tuple[int, int]:
         return threading.active_count(), len(os.listdir("/proc/self/fd"))
 
@@ -202,6 +204,7 @@ def test_many_quick_refreshes_leave_no_thread_and_no_file_open(server: Server) -
     after = held()
     assert after[0] <= before[0]
     assert after[1] <= before[1]
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_taken_port_and_a_missing_folder_are_told(server: Server, tmp_path: Path) -> None:

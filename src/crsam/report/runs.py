@@ -84,7 +84,8 @@ def read_runs(paths: Sequence[str | Path]) -> list[Run]:
     for path in paths:
         if not Path(path).is_dir():
             raise UserError(f"there is no folder {path}")
-    found = list(dict.fromkeys(folder for path in paths for folder in run_folders(Path(path))))
+    folders = [folder for path in paths for folder in run_folders(Path(path))]
+    found = list({folder.resolve(): folder for folder in folders}.values())
     if not any(_is_run(folder) for folder in found):
         raise UserError(
             f"no run in {', '.join(map(str, paths))}: no folder there has a recipe.toml"
@@ -95,13 +96,15 @@ def read_runs(paths: Sequence[str | Path]) -> list[Run]:
 def run_folders(path: Path, within: Path | None = None) -> Iterator[Path]:
     """The run folders at or below a path, sorted; empty folders too, where a run should be.
 
+    That is: at the path itself, beside a run, and where a process has begun (it leaves a lock).
+
     Args:
         path: Where to look.
         within: Leave out what lies outside this folder once links are followed.
     """
     seen: set[Path] = set()
 
-    def look(folder: Path, depth: int) -> Iterator[Path]:
+    def look(folder: Path, depth: int, expected: bool) -> Iterator[Path]:
         real = folder.resolve()
         if real in seen or not _inside(real, within):
             return
@@ -111,14 +114,16 @@ def run_folders(path: Path, within: Path | None = None) -> Iterator[Path]:
         except OSError:
             yield folder  # reading it will say why
             return
-        if _is_run(folder) or all(entry.name == ".lock" for entry in entries):
+        names = [entry.name for entry in entries]
+        if _is_run(folder) or names == [".lock"] or (expected and not names):
             yield folder
         elif depth < DEEPEST:
-            for entry in entries:
-                if not entry.name.startswith(".") and _is_folder(entry):
-                    yield from look(entry, depth + 1)
+            below = [e for e in entries if not e.name.startswith(".") and _is_folder(e)]
+            beside_runs = any(map(_is_run, below))
+            for entry in below:
+                yield from look(entry, depth + 1, beside_runs)
 
-    yield from look(path, 0)
+    yield from look(path, 0, True)
 
 
 def read_run(folder: Path, name: str | None = None, within: Path | None = None) -> Run:
@@ -223,7 +228,10 @@ def short_names(folders: Sequence[Path]) -> list[str]:
 
 
 def _is_run(folder: Path) -> bool:
-    return any((folder / file).is_file() for file in FILES)
+    try:
+        return any((folder / file).is_file() for file in FILES)
+    except OSError:  # no right to look
+        return False
 
 
 def _is_folder(path: Path) -> bool:

@@ -1,41 +1,6 @@
 // One chart: lines with bands over a shared x axis. Two canvases, so that moving the cursor
 // never draws the lines again.
 
-const MARGIN = { left: 58, right: 12, top: 8, bottom: 26 };
-
-/** Round values that cut the range into about `count` parts. */
-function ticks(low, high, count) {
-  const rough = (high - low) / Math.max(count, 1);
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough * 0.75);
-  const found = [];
-  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) found.push(k * step);
-  return found;
-}
-
-/** Powers of ten, or round values where the range has less than one of them. */
-function logTicks(low, high) {
-  const found = [];
-  const every = Math.max(Math.ceil((high - low) / 6), 1);
-  for (let k = Math.ceil(low - 1e-9); k <= high + 1e-9; k += every) found.push(k);
-  if (found.length > 1) return found;
-  return ticks(10 ** low, 10 ** high, 4).filter((v) => v > 0).map(Math.log10);
-}
-
-const tickText = (value, step) => (step && Math.abs(value) < step * 1e-6 ? "0" : trimmed(value, 3));
-
-/** The index of the x nearest to a value; xs are sorted. */
-function nearest(xs, value) {
-  let low = 0;
-  let high = xs.length - 1;
-  while (high - low > 1) {
-    const middle = (low + high) >> 1;
-    if (xs[middle] < value) low = middle;
-    else high = middle;
-  }
-  return Math.abs(xs[low] - value) <= Math.abs(xs[high] - value) ? low : high;
-}
-
 class Chart {
   /**
    * @param about text, unit, meaning, and xText, the name of the x axis.
@@ -54,13 +19,25 @@ class Chart {
     this.readout = element("div", { class: "readout" });
     this.logButton = element(
       "button",
-      { type: "button", class: "small", "aria-pressed": "false", "aria-label": `${about.text}: logarithmic scale`, onclick: () => this.toggleLog() },
+      {
+        type: "button",
+        class: "small",
+        "aria-pressed": "false",
+        "aria-label": `${about.text}: logarithmic scale`,
+        onclick: () => this.toggleLog(),
+      },
       "log",
     );
     this.figure = element(
       "figure",
       { class: "chart", "data-curve": about.id },
-      element("figcaption", { title: about.meaning || null }, element("span", { class: "name" }, about.text), about.unit ? element("span", { class: "unit" }, ` ${about.unit}`) : null, this.logButton),
+      element(
+        "figcaption",
+        { title: about.meaning || null },
+        element("span", { class: "name" }, about.text),
+        about.unit ? element("span", { class: "unit" }, ` ${about.unit}`) : null,
+        this.logButton,
+      ),
       element("div", { class: "canvases" }, this.base, this.top),
       this.readout,
     );
@@ -177,7 +154,9 @@ class Chart {
   }
 
   px(x) {
-    return MARGIN.left + ((x - this.from) / (this.to - this.from)) * (this.width - MARGIN.left - MARGIN.right);
+    return (
+      MARGIN.left + ((x - this.from) / (this.to - this.from)) * (this.width - MARGIN.left - MARGIN.right)
+    );
   }
 
   py(y) {
@@ -190,106 +169,21 @@ class Chart {
     Object.assign(this, { width, height });
     this.colours = palette();
     this.measure();
-    this.drawAxes(c);
+    drawAxes(c, this);
     c.save();
     c.beginPath();
-    c.rect(MARGIN.left, MARGIN.top - 1, width - MARGIN.left - MARGIN.right, height - MARGIN.top - MARGIN.bottom + 2);
+    c.rect(
+      MARGIN.left,
+      MARGIN.top - 1,
+      width - MARGIN.left - MARGIN.right,
+      height - MARGIN.top - MARGIN.bottom + 2,
+    );
     c.clip();
-    for (const line of this.lines) if (line.low) this.drawBand(c, line);
-    for (const line of this.lines) this.drawLine(c, line, line.single ? 1 : 2, line.single ? 0.55 : 1);
+    for (const line of this.lines) if (line.low) drawBand(c, this, line);
+    for (const line of this.lines) drawLine(c, this, line, line.single ? 1 : 2, line.single ? 0.55 : 1);
     c.restore();
-    for (const line of this.lines) this.drawBad(c, line);
+    for (const line of this.lines) drawBad(c, this, line);
     this.drawCursor();
-  }
-
-  drawAxes(c) {
-    const { width, height } = this;
-    c.font = "11px system-ui, sans-serif";
-    c.lineWidth = 1;
-    c.strokeStyle = this.colours.line;
-    c.fillStyle = this.colours.muted;
-    c.textAlign = "right";
-    c.textBaseline = "middle";
-    const ys = this.log ? logTicks(this.low, this.high) : ticks(this.low, this.high, 4);
-    for (const y of ys) {
-      const value = this.log ? 10 ** y : y;
-      const at = Math.round(this.py(value)) + 0.5;
-      c.beginPath();
-      c.moveTo(MARGIN.left, at);
-      c.lineTo(width - MARGIN.right, at);
-      c.stroke();
-      c.fillText(tickText(value, this.log ? 0 : ys[1] - ys[0]), MARGIN.left - 7, at);
-    }
-    c.textBaseline = "top";
-    c.textAlign = "center";
-    const xs = ticks(this.from, this.to, Math.min(width / 80, 8));
-    for (const x of xs) c.fillText(tickText(x, xs[1] - xs[0]), this.px(x), height - MARGIN.bottom + 8);
-    c.textAlign = "right";
-    c.fillText(this.about.xText || "epoch", MARGIN.left - 7, height - MARGIN.bottom + 8);
-  }
-
-  /** Runs of neighbours that all have a value. */
-  stretches(line) {
-    const found = [];
-    let start = -1;
-    for (let k = 0; k <= line.x.length; k++) {
-      const there = k < line.x.length && line.y[k] !== null && isNumber(this.py(line.y[k]));
-      if (there && start < 0) start = k;
-      if (!there && start >= 0) {
-        found.push([start, k]);
-        start = -1;
-      }
-    }
-    return found;
-  }
-
-  drawLine(c, line, weight, alpha) {
-    c.strokeStyle = c.fillStyle = colourOf(line.group, this.colours);
-    c.setLineDash(dashOf(line.group));
-    c.globalAlpha = alpha;
-    c.lineWidth = weight;
-    c.lineJoin = "round";
-    for (const [start, end] of this.stretches(line)) {
-      c.beginPath();
-      for (let k = start; k < end; k++) c.lineTo(this.px(line.x[k]), this.py(line.y[k]));
-      if (end - start === 1) c.arc(this.px(line.x[start]), this.py(line.y[start]), weight, 0, 7);
-      c.stroke();
-    }
-    c.setLineDash([]);
-    c.globalAlpha = 1;
-  }
-
-  drawBand(c, line) {
-    c.fillStyle = colourOf(line.group, this.colours);
-    c.globalAlpha = 0.16;
-    const floor = this.height;
-    const edge = (value) => (isNumber(this.py(value)) ? this.py(value) : floor);
-    for (const [start, end] of this.stretches(line)) {
-      c.beginPath();
-      for (let k = start; k < end; k++) c.lineTo(this.px(line.x[k]), edge(line.high[k]));
-      for (let k = end - 1; k >= start; k--) c.lineTo(this.px(line.x[k]), edge(line.low[k]));
-      c.fill();
-    }
-    c.globalAlpha = 1;
-  }
-
-  /** A cross on the axis where a value was written that is not finite. */
-  drawBad(c, line) {
-    c.strokeStyle = colourOf(line.group, this.colours);
-    c.lineWidth = 1.5;
-    const y = this.height - MARGIN.bottom;
-    let last = -Infinity;
-    for (const x of line.bad || []) {
-      const at = this.px(x);
-      if (x < this.from || x > this.to || at - last < 5) continue;
-      last = at;
-      c.beginPath();
-      c.moveTo(at - 3, y - 3);
-      c.lineTo(at + 3, y + 3);
-      c.moveTo(at + 3, y - 3);
-      c.lineTo(at - 3, y + 3);
-      c.stroke();
-    }
   }
 
   /** The single run nearest to the pointer, if it is near. */
@@ -310,7 +204,7 @@ class Chart {
     const { context: c, width, height } = sharpen(this.top);
     const cursor = this.view.cursor;
     const run = this.pointedRun();
-    if (run) this.drawLine(c, run, 2.5, 1);
+    if (run) drawLine(c, this, run, 2.5, 1);
     if (cursor !== null && cursor >= this.from && cursor <= this.to) {
       c.strokeStyle = this.colours.muted;
       c.lineWidth = 1;
@@ -318,29 +212,21 @@ class Chart {
       c.moveTo(Math.round(this.px(cursor)) + 0.5, MARGIN.top);
       c.lineTo(Math.round(this.px(cursor)) + 0.5, height - MARGIN.bottom);
       c.stroke();
-      for (const line of this.lines) this.drawDot(c, line, cursor);
+      for (const line of this.lines) drawDot(c, this, line, cursor);
     }
     if (this.drag) {
       const [a, b] = [this.drag.from.x, this.drag.to.x].sort((p, q) => p - q);
       c.fillStyle = this.colours.muted;
       c.globalAlpha = 0.18;
-      c.fillRect(Math.max(a, MARGIN.left), MARGIN.top, Math.min(b, width - MARGIN.right) - Math.max(a, MARGIN.left), height - MARGIN.top - MARGIN.bottom);
+      c.fillRect(
+        Math.max(a, MARGIN.left),
+        MARGIN.top,
+        Math.min(b, width - MARGIN.right) - Math.max(a, MARGIN.left),
+        height - MARGIN.top - MARGIN.bottom,
+      );
       c.globalAlpha = 1;
     }
     this.tell(cursor, run);
-  }
-
-  drawDot(c, line, cursor) {
-    if (line.single || !line.x.length) return;
-    const k = nearest(line.x, cursor);
-    if (line.y[k] === null) return;
-    c.fillStyle = colourOf(line.group, this.colours);
-    c.strokeStyle = this.colours.paper;
-    c.lineWidth = 1.5;
-    c.beginPath();
-    c.arc(this.px(line.x[k]), this.py(line.y[k]), 4, 0, 7);
-    c.fill();
-    c.stroke();
   }
 
   /** The values at the cursor, or the last ones, in words under the chart. */
@@ -350,15 +236,26 @@ class Chart {
     for (const line of shown) {
       const k = cursor === null ? lastValue(line) : nearest(line.x, cursor);
       const spread = line.high && isNumber(line.high[k]) ? ` ± ${short(line.high[k] - line.y[k], 2)}` : "";
-      const text = line.y[k] === null ? ((line.bad || []).includes(line.x[k]) ? "not finite" : "—") : short(line.y[k]);
+      const text =
+        line.y[k] === null ? ((line.bad || []).includes(line.x[k]) ? "not finite" : "—") : short(line.y[k]);
       words.push(
-        element("span", { class: "value" }, element("i", { class: `swatch g${line.group % 8}` }), `${line.label} `, element("b", {}, text), element("span", { class: "error" }, spread)),
+        element(
+          "span",
+          { class: "value" },
+          element("i", { class: `swatch g${line.group % 8}` }),
+          `${line.label} `,
+          element("b", {}, text),
+          element("span", { class: "error" }, spread),
+        ),
       );
     }
     const place = cursor !== null && shown.length ? shown[0].x[nearest(shown[0].x, cursor)] : cursor;
     const x = place === null ? "end" : `${this.about.xText || "epoch"} ${trimmed(place)}`;
     this.readout.replaceChildren(element("span", { class: "where" }, x), ...words);
-    this.top.setAttribute("aria-label", `${this.about.text}, ${this.readout.textContent}. Arrow keys move the cursor, plus and minus zoom, 0 shows all.`);
+    this.top.setAttribute(
+      "aria-label",
+      `${this.about.text}, ${this.readout.textContent}. Arrow keys move the cursor, plus and minus zoom, 0 shows all.`,
+    );
   }
 }
 

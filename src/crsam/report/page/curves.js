@@ -28,7 +28,16 @@ function meanLine(label, group, lines) {
     });
   }
   const x = [...at.keys()].sort((a, b) => a - b);
-  const made = { label, group, single: false, x, y: [], low: [], high: [], bad: [...bad].sort((a, b) => a - b) };
+  const made = {
+    label,
+    group,
+    single: false,
+    x,
+    y: [],
+    low: [],
+    high: [],
+    bad: [...bad].sort((a, b) => a - b),
+  };
   for (const key of x) {
     const values = bad.has(key) ? [] : at.get(key);
     const mean = values.length ? values.reduce((a, b) => a + b, 0) / values.length : null;
@@ -56,9 +65,17 @@ class Curves {
       zoomBy: (factor) => this.zoomBy(factor),
     };
     this.grid = element("div", { class: "charts" });
-    this.reset = element("button", { type: "button", disabled: true, onclick: () => this.zoomTo(null) }, "Show all");
+    this.reset = element(
+      "button",
+      { type: "button", disabled: true, onclick: () => this.zoomTo(null) },
+      "Show all",
+    );
     this.picks = element("div", { class: "picks" });
-    const singles = element("input", { type: "checkbox", id: "singles", onchange: () => this.toggleSingles(singles.checked) });
+    const singles = element("input", {
+      type: "checkbox",
+      id: "singles",
+      onchange: () => this.toggleSingles(singles.checked),
+    });
     this.section = element(
       "section",
       { id: "curves", "aria-labelledby": "curves-title" },
@@ -68,10 +85,17 @@ class Curves {
         "div",
         { class: "controls" },
         element("label", { class: "check", for: "singles" }, singles, "single runs"),
-        element("span", { class: "zoom", role: "group", "aria-label": "Zoom of the epochs" },
-          element("button", { type: "button", "aria-label": "Zoom in", onclick: () => this.zoomBy(0.5) }, "+"),
+        element(
+          "span",
+          { class: "zoom", role: "group", "aria-label": "Zoom of the epochs" },
+          element(
+            "button",
+            { type: "button", "aria-label": "Zoom in", onclick: () => this.zoomBy(0.5) },
+            "+",
+          ),
           element("button", { type: "button", "aria-label": "Zoom out", onclick: () => this.zoomBy(2) }, "−"),
-          this.reset),
+          this.reset,
+        ),
       ),
       this.picks,
       this.grid,
@@ -82,7 +106,9 @@ class Curves {
   update(content) {
     this.content = content;
     this.means = new Map();
-    const xs = content.runs.flatMap((run) => Object.values(run.series).flatMap((lines) => [lines.x[0], lines.x[lines.x.length - 1]]));
+    const xs = content.runs.flatMap((run) =>
+      Object.values(run.series).flatMap((lines) => [lines.x[0], lines.x[lines.x.length - 1]]),
+    );
     this.whole = xs.length ? [Math.min(...xs), Math.max(...xs)] : [0, 1];
     const thinned = Math.max(1, ...content.runs.map((run) => run.thinned));
     const several = content.groups.some((group) => group.runs.length > 1);
@@ -99,15 +125,32 @@ class Curves {
       }
     }
     const kinds = [...new Set(content.curves.map((about) => about.kind))];
-    this.picks.replaceChildren(...kinds.map((kind) => {
-      const mine = content.curves.filter((about) => about.kind === kind);
-      return element("div", { class: "chips", role: "group", "aria-label": `Curves shown: ${mine[0].word}` }, element("span", { class: "kind" }, mine[0].word), mine.map((about) => this.pick(about)));
-    }));
+    this.picks.replaceChildren(
+      ...kinds.map((kind) => {
+        const mine = content.curves.filter((about) => about.kind === kind);
+        return element(
+          "div",
+          { class: "chips", role: "group", "aria-label": `Curves shown: ${mine[0].word}` },
+          element("span", { class: "kind" }, mine[0].word),
+          mine.map((about) => this.pick(about)),
+        );
+      }),
+    );
     this.arrange();
   }
 
   pick(about) {
-    const button = element("button", { type: "button", class: "chip", title: about.meaning || null, "data-pick": about.id, "aria-pressed": String(this.state.curves.has(about.id)) }, about.brief);
+    const button = element(
+      "button",
+      {
+        type: "button",
+        class: "chip",
+        title: about.meaning || null,
+        "data-pick": about.id,
+        "aria-pressed": String(this.state.curves.has(about.id)),
+      },
+      about.brief,
+    );
     button.addEventListener("click", () => {
       const shown = !this.state.curves.has(about.id);
       if (shown) this.state.curves.add(about.id);
@@ -120,9 +163,12 @@ class Curves {
 
   arrange() {
     const wanted = this.content.curves.filter((about) => this.state.curves.has(about.id));
-    for (const about of wanted) if (!this.charts.has(about.id)) this.charts.set(about.id, new Chart(about, this.view));
+    for (const about of wanted)
+      if (!this.charts.has(about.id)) this.charts.set(about.id, new Chart(about, this.view));
     const figures = wanted.map((about) => this.charts.get(about.id).figure);
-    const same = figures.length === this.grid.children.length && figures.every((figure, k) => this.grid.children[k] === figure);
+    const same =
+      figures.length === this.grid.children.length &&
+      figures.every((figure, k) => this.grid.children[k] === figure);
     if (!same) this.grid.replaceChildren(...figures);
     this.draw();
   }
@@ -143,7 +189,8 @@ class Curves {
   /** All charts; nothing is drawn twice within a frame. */
   draw() {
     for (const about of this.content.curves) {
-      if (this.state.curves.has(about.id) && this.charts.has(about.id)) this.charts.get(about.id).lines = this.lines(about);
+      if (this.state.curves.has(about.id) && this.charts.has(about.id))
+        this.charts.get(about.id).lines = this.lines(about);
     }
     this.schedule("draw");
   }
@@ -175,7 +222,10 @@ class Curves {
   zoomBy(factor) {
     const [from, to] = this.view.range || this.whole;
     const middle = this.view.cursor === null ? (from + to) / 2 : this.view.cursor;
-    const range = [Math.max(middle - (middle - from) * factor, this.whole[0]), Math.min(middle + (to - middle) * factor, this.whole[1])];
+    const range = [
+      Math.max(middle - (middle - from) * factor, this.whole[0]),
+      Math.min(middle + (to - middle) * factor, this.whole[1]),
+    ];
     this.zoomTo(range[1] - range[0] >= (this.whole[1] - this.whole[0]) * 0.999 ? null : range);
   }
 

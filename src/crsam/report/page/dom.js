@@ -19,7 +19,11 @@ function short(value, digits = 4) {
   if (!isNumber(value)) return "—";
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-4 || size >= 1e7)) {
-    return value.toExponential(digits - 2).replace("-", "−").replace("e+", "e").replace("e-", "e−");
+    return value
+      .toExponential(digits - 2)
+      .replace("-", "−")
+      .replace("e+", "e")
+      .replace("e-", "e−");
   }
   const decimals = size === 0 ? 0 : digits - 1 - Math.floor(Math.log10(size));
   return fixed(value, Math.min(Math.max(decimals, 0), 8));
@@ -34,7 +38,10 @@ function fixed(value, decimals) {
 }
 
 /** The same without zeros that say nothing: 6 for 6.00. */
-const trimmed = (value, digits = 4) => short(value, digits).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
+const trimmed = (value, digits = 4) =>
+  short(value, digits)
+    .replace(/(\.\d*?)0+$/, "$1")
+    .replace(/\.$/, "");
 
 /** Decimals for a column, so that its numbers line up: two digits of a usual error. */
 function decimalsFor(cells) {
@@ -50,7 +57,10 @@ function decimalsFor(cells) {
 function withError(cell, decimals, sign = "") {
   if (!cell) return element("span", { class: "none", "aria-label": "no value" }, "—");
   const plus = sign && cell.mean >= 0 ? sign : "";
-  const value = Math.abs(cell.mean) < 10 ** -decimals / 2 && cell.mean !== 0 ? short(cell.mean, 3) : fixed(cell.mean, decimals);
+  const value =
+    Math.abs(cell.mean) < 10 ** -decimals / 2 && cell.mean !== 0
+      ? short(cell.mean, 3)
+      : fixed(cell.mean, decimals);
   return element(
     "span",
     {},

@@ -67,7 +67,7 @@ def _single(figures: Figures, keys: Sequence[str] | dict[str, None]) -> list[Any
 
 def _last_measured(run: Run) -> Figures:
     lines = [line for line in run.metrics if line.get("kind") == "measure"]
-    if not lines or run.state == "unfinished":
+    if not lines or run.state != "done":
         return {}
     last = lines[-1]
     return {

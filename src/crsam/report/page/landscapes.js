@@ -11,7 +11,15 @@ class Landscapes {
     this.lineHolder = element("div", { class: "charts" });
     this.logBox = element("input", { type: "checkbox", id: "log-height", onchange: () => this.rescale() });
     this.allBox = element("input", { type: "checkbox", id: "all-surfaces", onchange: () => this.arrange() });
-    this.cut = element("input", { type: "range", id: "cut", min: "2", max: "100", value: "100", "aria-label": "Cut the surfaces off above this height", oninput: () => this.rescale() });
+    this.cut = element("input", {
+      type: "range",
+      id: "cut",
+      min: "2",
+      max: "100",
+      value: "100",
+      "aria-label": "Cut the surfaces off above this height",
+      oninput: () => this.rescale(),
+    });
     this.cutText = element("output", { for: "cut" });
     this.bar = element("canvas", { class: "ramp", "aria-hidden": "true" });
     this.barTexts = [element("span"), element("span")];
@@ -29,7 +37,11 @@ class Landscapes {
       "section",
       { id: "landscapes", "aria-labelledby": "landscapes-title" },
       element("h2", { id: "landscapes-title" }, "Landscapes"),
-      element("p", { class: "note" }, "The loss around the trained weights, which are the dot at the origin; all on one scale. Drag, or use the arrow keys, to turn them together. Lines join points of equal loss. Grey: cut off. Holes: not evaluated, or not finite."),
+      element(
+        "p",
+        { class: "note" },
+        "The loss around the trained weights, which are the dot at the origin; all on one scale. Drag, or use the arrow keys, to turn them together. Lines join points of equal loss. Grey: cut off. Holes: not evaluated, or not finite.",
+      ),
       this.controls,
       this.grid,
       this.lineHolder,
@@ -127,7 +139,13 @@ class Landscapes {
       zoomed: () => this.chart.draw(),
       zoomBy: () => undefined,
     };
-    const about = { id: "landscape-line", text: "loss along a line", unit: "nats", xText: "distance", meaning: aboutText(lines[0].about) };
+    const about = {
+      id: "landscape-line",
+      text: "loss along a line",
+      unit: "nats",
+      xText: "distance",
+      meaning: aboutText(lines[0].about),
+    };
     this.chart = new Chart(about, view);
     this.lineHolder.replaceChildren(this.chart.figure);
     this.chart.lines = this.shownLines();

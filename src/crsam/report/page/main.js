@@ -16,7 +16,12 @@ const live = root.dataset.live === "true";
 const parts = {};
 
 function section(id, title, ...children) {
-  return element("section", { id, "aria-labelledby": `${id}-title` }, element("h2", { id: `${id}-title` }, title), children);
+  return element(
+    "section",
+    { id, "aria-labelledby": `${id}-title` },
+    element("h2", { id: `${id}-title` }, title),
+    children,
+  );
 }
 
 function headline(content) {
@@ -26,7 +31,13 @@ function headline(content) {
   return element(
     "header",
     { class: "top" },
-    element("div", {}, element("p", { class: "over" }, live ? "crsam, live" : "crsam report"), element("h1", {}, content.title), element("p", { class: "note" }, words.join(" · "))),
+    element(
+      "div",
+      {},
+      element("p", { class: "over" }, live ? "crsam, live" : "crsam report"),
+      element("h1", {}, content.title),
+      element("p", { class: "note" }, words.join(" · ")),
+    ),
     element("div", { class: "aside" }, live ? parts.pulse : null, parts.theme),
   );
 }
@@ -52,35 +63,73 @@ function navigation(content) {
     ["environment", "Environment"],
     ["reproduce", "Reproduce"],
   ];
-  const links = entries.filter(([, , there]) => there === undefined || there > 0).map(([id, text]) => element("a", { href: `#${id}` }, text));
+  const links = entries
+    .filter(([, , there]) => there === undefined || there > 0)
+    .map(([id, text]) => element("a", { href: `#${id}` }, text));
   return element("nav", { "aria-label": "Sections" }, links);
 }
 
 /** A chip for each group: shows or hides it in all curves and landscapes. */
 function toggles(content) {
-  return element("div", { class: "toggles chips", role: "group", "aria-label": "Methods shown in curves and landscapes" }, content.groups.map((group, number) => {
-    const button = element("button", { type: "button", class: "chip", "data-group": String(number), "aria-pressed": String(!state.hides(number)) }, groupLabel(content, number));
-    button.addEventListener("click", () => {
-      if (!state.hidden.delete(group.label)) state.hidden.add(group.label);
-      button.setAttribute("aria-pressed", String(!state.hides(number)));
-      parts.curves.draw();
-      parts.landscapes.draw();
-    });
-    return button;
-  }));
+  return element(
+    "div",
+    { class: "toggles chips", role: "group", "aria-label": "Methods shown in curves and landscapes" },
+    content.groups.map((group, number) => {
+      const button = element(
+        "button",
+        {
+          type: "button",
+          class: "chip",
+          "data-group": String(number),
+          "aria-pressed": String(!state.hides(number)),
+        },
+        groupLabel(content, number),
+      );
+      button.addEventListener("click", () => {
+        if (!state.hidden.delete(group.label)) state.hidden.add(group.label);
+        button.setAttribute("aria-pressed", String(!state.hides(number)));
+        parts.curves.draw();
+        parts.landscapes.draw();
+      });
+      return button;
+    }),
+  );
 }
 
 function problems(content) {
   const bad = content.runs.filter((run) => run.problems.length);
   if (!bad.length) return null;
-  return element("details", { class: "problems", id: "problems", open: bad.length <= 6 }, element("summary", {}, `Not everything is as it should be in ${plural(bad.length, "run")}`), element("ul", {}, bad.map((run) => element("li", {}, element("b", {}, run.name), `: ${run.problems.join("; ")}`))));
+  return element(
+    "details",
+    { class: "problems", id: "problems", open: bad.length <= 6 },
+    element("summary", {}, `Not everything is as it should be in ${plural(bad.length, "run")}`),
+    element(
+      "ul",
+      {},
+      bad.map((run) => element("li", {}, element("b", {}, run.name), `: ${run.problems.join("; ")}`)),
+    ),
+  );
 }
 
 function reproduce(content) {
-  const made = content.commands.map(({ command, runs }) => commandLine(command, runs.length === content.runs.length ? "All runs were made by" : `${plural(runs.length, "run")} (${names(content, runs)}) by`));
+  const made = content.commands.map(({ command, runs }) =>
+    commandLine(
+      command,
+      runs.length === content.runs.length
+        ? "All runs were made by"
+        : `${plural(runs.length, "run")} (${names(content, runs)}) by`,
+    ),
+  );
   const withRecipe = content.groups.filter((group) => content.runs[group.runs[0]].recipe);
-  const again = withRecipe.length ? commandLine("crsam train RUN/recipe.toml --out again", "Any single run, from the recipe in its folder, by") : null;
-  return made.length || again ? [made, again] : element("p", { class: "note" }, "No run says how it was made.");
+  const again = withRecipe.length
+    ? commandLine(
+        "crsam train RUN/recipe.toml --out again",
+        "Any single run, from the recipe in its folder, by",
+      )
+    : null;
+  return made.length || again
+    ? [made, again]
+    : element("p", { class: "note" }, "No run says how it was made.");
 }
 
 function build(content) {
@@ -100,11 +149,26 @@ function build(content) {
     headline(content),
     navigation(content),
     problems(content),
-    section("summary", "Summary", empty ? element("p", { class: "note" }, "No run yet. This page will show runs as soon as there are any.") : summaryTable(content, state.opened)),
+    section(
+      "summary",
+      "Summary",
+      empty
+        ? element("p", { class: "note" }, "No run yet. This page will show runs as soon as there are any.")
+        : summaryTable(content, state.opened),
+    ),
     toggles(content),
   ];
   const geometry = content.geometry.length
-    ? section("geometry", "Geometry", element("p", { class: "note" }, "How flat the place is that each model came to. Of several seeds the mean ± its standard error; of one run its value ± the error of the estimate, where there is one."), content.geometry.map((table, index) => geometryTable(content, state.opened, table, index)))
+    ? section(
+        "geometry",
+        "Geometry",
+        element(
+          "p",
+          { class: "note" },
+          "How flat the place is that each model came to. Of several seeds the mean ± its standard error; of one run its value ± the error of the estimate, where there is one.",
+        ),
+        content.geometry.map((table, index) => geometryTable(content, state.opened, table, index)),
+      )
     : null;
   const after = [
     geometry,
@@ -114,7 +178,8 @@ function build(content) {
   ];
   place("before", before);
   place("after", after);
-  if (!root.contains(parts.curves.section)) parts.before.after(parts.curves.section, parts.landscapes.section);
+  if (!root.contains(parts.curves.section))
+    parts.before.after(parts.curves.section, parts.landscapes.section);
 }
 
 /** Charts stay where they are, so that a live update does not disturb who is looking at them. */
@@ -123,9 +188,12 @@ function place(name, children) {
     parts[name] = element("div", { class: "part" });
     root.append(parts[name]);
   }
-  const opened = new Set([...parts[name].querySelectorAll("details[open] > summary")].map((summary) => summary.textContent));
+  const opened = new Set(
+    [...parts[name].querySelectorAll("details[open] > summary")].map((summary) => summary.textContent),
+  );
   parts[name].replaceChildren(...children.filter(Boolean));
-  for (const summary of parts[name].querySelectorAll("summary")) if (opened.has(summary.textContent)) summary.parentElement.open = true;
+  for (const summary of parts[name].querySelectorAll("summary"))
+    if (opened.has(summary.textContent)) summary.parentElement.open = true;
 }
 
 function redraw() {
@@ -136,17 +204,17 @@ function redraw() {
 async function refresh(known) {
   let tag = known;
   try {
-    const answer = await fetch("content.json", { headers: known ? { "If-None-Match": known } : {}, cache: "no-store" });
+    const answer = await fetch("content.json", {
+      headers: known ? { "If-None-Match": known } : {},
+      cache: "no-store",
+    });
     if (answer.status === 200) {
       const content = await answer.json();
-      if (!root.contains(document.activeElement) || !document.activeElement.closest(".part")) build(content);
-      else {
-        // Rows are put up anew: whoever is at one of them with the keyboard stays there.
-        const path = [...root.querySelectorAll(".part button, .part a, .part summary")].indexOf(document.activeElement);
-        build(content);
-        const again = [...root.querySelectorAll(".part button, .part a, .part summary")][path];
-        if (again) again.focus({ preventScroll: true });
-      }
+      // Rows are put up anew: whoever is at one of them with the keyboard stays there.
+      const controls = () => [...root.querySelectorAll(".part :is(button, a, summary)")];
+      const focused = controls().indexOf(document.activeElement);
+      build(content);
+      if (focused >= 0) controls()[focused]?.focus({ preventScroll: true });
       tag = answer.headers.get("ETag");
     }
     parts.pulse.textContent = `updated ${new Date().toLocaleTimeString()}`;

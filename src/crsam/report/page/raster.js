@@ -1,7 +1,13 @@
 // Fills triangles pixel by pixel, with colour and light running smoothly over them, at twice the
 // resolution of the page: no seams between cells, smooth edges, the same speed on any machine.
 
-const STOPS = [[38, 42, 104], [32, 92, 140], [36, 148, 142], [122, 195, 120], [246, 226, 128]];
+const STOPS = [
+  [38, 42, 104],
+  [32, 92, 140],
+  [36, 148, 142],
+  [122, 195, 120],
+  [246, 226, 128],
+];
 const CUT_OFF = [150, 150, 156];
 const SHADES = 256;
 const LIGHTS = 48;

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import sys
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
@@ -105,6 +106,11 @@ class Server(ThreadingHTTPServer):
                 raise
             reason = "is in use" if error.errno == errno.EADDRINUSE else "is not allowed"
             raise UserError(f"port {port} {reason}: give another --port, or 0 for any") from error
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says what went wrong, unless it is only that someone did not wait for the answer."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
     @property
     def address(self) -> str:

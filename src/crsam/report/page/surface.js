@@ -9,7 +9,13 @@ class SurfaceView {
   constructor(landscape, label, group, turn, scale) {
     Object.assign(this, { landscape, label, group, turn, scale });
     this.canvas = element("canvas", { tabindex: "0", role: "img", "aria-label": this.told() });
-    this.caption = element("figcaption", {}, element("i", { class: `swatch g${group % 8}` }), label, element("span", { class: "unit" }, ` ${aboutText(landscape.about)}`));
+    this.caption = element(
+      "figcaption",
+      {},
+      element("i", { class: `swatch g${group % 8}` }),
+      label,
+      element("span", { class: "unit" }, ` ${aboutText(landscape.about)}`),
+    );
     this.figure = element("figure", { class: "surface" }, this.caption, this.canvas);
     this.raster = new Raster();
     this.xs = stretched(landscape.x);
@@ -32,7 +38,9 @@ class SurfaceView {
     this.canvas.addEventListener("pointercancel", end);
     this.canvas.addEventListener("dblclick", () => this.turn.reset());
     this.canvas.addEventListener("keydown", (event) => {
-      const by = { ArrowLeft: [-0.1, 0], ArrowRight: [0.1, 0], ArrowUp: [0, -0.08], ArrowDown: [0, 0.08] }[event.key];
+      const by = { ArrowLeft: [-0.1, 0], ArrowRight: [0.1, 0], ArrowUp: [0, -0.08], ArrowDown: [0, 0.08] }[
+        event.key
+      ];
       if (by) this.rotate(...by);
       else if (event.key === "0") this.turn.reset();
       else return;
@@ -57,13 +65,21 @@ class SurfaceView {
   place(x, y, z) {
     const across = x * this.cos - y * this.sin;
     const deep = x * this.sin + y * this.cos;
-    return [this.middleX + across * this.unit, this.middleY + (deep * this.sinPitch - (z - 0.5) * 1.25 * this.cosPitch) * this.unit];
+    return [
+      this.middleX + across * this.unit,
+      this.middleY + (deep * this.sinPitch - (z - 0.5) * 1.25 * this.cosPitch) * this.unit,
+    ];
   }
 
   draw(colours) {
     const { context: c, width, height } = sharpen(this.canvas);
     const { yaw, pitch } = this.turn;
-    Object.assign(this, { cos: Math.cos(yaw), sin: Math.sin(yaw), sinPitch: Math.sin(pitch), cosPitch: Math.cos(pitch) });
+    Object.assign(this, {
+      cos: Math.cos(yaw),
+      sin: Math.sin(yaw),
+      sinPitch: Math.sin(pitch),
+      cosPitch: Math.cos(pitch),
+    });
     const tall = 2 * Math.SQRT2 * this.sinPitch + 1.25 * this.cosPitch;
     this.unit = Math.min((width - 24) / (2 * Math.SQRT2), (height - 44) / tall);
     this.middleX = width / 2;
@@ -83,14 +99,21 @@ class SurfaceView {
   }
 
   drawBox(c, colours) {
-    const corners = [[-1, -1], [1, -1], [1, 1], [-1, 1]];
+    const corners = [
+      [-1, -1],
+      [1, -1],
+      [1, 1],
+      [-1, 1],
+    ];
     c.strokeStyle = colours.line;
     c.lineWidth = 1;
     c.beginPath();
     for (const [x, y] of corners) c.lineTo(...this.place(x, y, 0));
     c.closePath();
     // The upright edge that is furthest away carries the scale.
-    const [x, y] = corners.reduce((a, b) => (a[0] * this.sin + a[1] * this.cos < b[0] * this.sin + b[1] * this.cos ? a : b));
+    const [x, y] = corners.reduce((a, b) =>
+      a[0] * this.sin + a[1] * this.cos < b[0] * this.sin + b[1] * this.cos ? a : b,
+    );
     c.moveTo(...this.place(x, y, 0));
     c.lineTo(...this.place(x, y, 1));
     c.stroke();
@@ -103,7 +126,10 @@ class SurfaceView {
     c.textBaseline = "top";
     const near = -Math.sign(y || 1);
     const ends = this.landscape.x;
-    for (const [at, value] of [[-1, ends[0]], [1, ends[ends.length - 1]]]) {
+    for (const [at, value] of [
+      [-1, ends[0]],
+      [1, ends[ends.length - 1]],
+    ]) {
       const [px, py] = this.place(at, near, 0);
       c.fillText(short(value, 2), px, py + 4);
     }
@@ -113,7 +139,9 @@ class SurfaceView {
     const { loss } = this.landscape;
     const [rows, columns] = [loss.length, loss[0].length];
     const heights = loss.map((row) => row.map((value) => this.height(value)));
-    const corners = heights.map((row, j) => row.map((z, i) => [...this.place(this.xs[i], this.ys[j], z), z, this.light(heights, j, i)]));
+    const corners = heights.map((row, j) =>
+      row.map((z, i) => [...this.place(this.xs[i], this.ys[j], z), z, this.light(heights, j, i)]),
+    );
     const [upX, upY] = [this.sin > 0, this.cos > 0];
     this.raster.start(width, height);
     for (let m = 0; m < rows - 1; m++) {
@@ -168,8 +196,19 @@ function stretched(values) {
 
 function aboutText(about) {
   const words = [];
-  if (about.kind) words.push({ filter: "filter-normalised directions", eigenvector: "top eigenvectors", line: "line between models", plane: "plane through models" }[about.kind] || about.kind);
-  if (isNumber(about.samples)) words.push(`${fixed(about.samples, 0)} ${{ train: "training" }[about.split] || about.split || ""} images`);
+  if (about.kind)
+    words.push(
+      {
+        filter: "filter-normalised directions",
+        eigenvector: "top eigenvectors",
+        line: "line between models",
+        plane: "plane through models",
+      }[about.kind] || about.kind,
+    );
+  if (isNumber(about.samples))
+    words.push(
+      `${fixed(about.samples, 0)} ${{ train: "training" }[about.split] || about.split || ""} images`,
+    );
   if (Array.isArray(about.of) && about.of.length > 1) words.push(about.of.join(", "));
   if (about.complete === false) words.push("not complete yet");
   return words.join(" · ");
