@@ -34,6 +34,17 @@ def test_what_changes_nothing_does_not_part_runs_and_what_does_is_named(tmp_path
     assert differing(groups) == {"method.rho": ["0.3", "0.7"]}
 
 
+def test_labels_are_told_apart_even_where_more_differs_than_they_have_room_for(
+    tmp_path: Path,
+) -> None:
+    for k, width in enumerate((8, 16, 32)):
+        many = [f"{key}=0.{k + 1}" for key in ("optimizer.lr", "loss.mixup", "data.label_noise")]
+        make_run(tmp_path / f"r{k}", "sam", 0, *many[: 3 * (k > 0)], f"model.width={width}")
+    labels = [group.label for group in grouped(read_runs([tmp_path]))]
+    assert len(set(labels)) == 3
+    assert all(len(label) < 60 for label in labels)
+
+
 def test_groups_are_compared_only_within_their_setting(tmp_path: Path) -> None:
     make_comparison(tmp_path / "a")
     make_run(tmp_path / "b", "sam", 0, "model.width=16")

@@ -65,7 +65,8 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
             _rank(group),
         )
     )
-    return [Group(_label(group, alike), group.runs, group.recipe) for group in alike]
+    labels = [_label(group, alike) for group in alike]
+    return [Group(_unique(k, labels), group.runs, group.recipe) for k, group in enumerate(alike)]
 
 
 def differing(groups: Sequence[Group]) -> dict[str, list[str | None]]:
@@ -155,6 +156,12 @@ def _rank(group: Group) -> tuple[int, str]:
     if group.method == group.recipe.get("optimizer.name"):
         return 0, group.method
     return {"sam": 1, "crsam": 3}.get(group.method, 2), group.method
+
+
+def _unique(index: int, labels: Sequence[str]) -> str:
+    """The label, with a number if an earlier one is the same."""
+    again = labels[:index].count(labels[index])
+    return f"{labels[index]} ({again + 1})" if again else labels[index]
 
 
 def _label(group: Group, groups: Sequence[Group]) -> str:

@@ -62,5 +62,5 @@ function drawAxes(c, chart) {
   const xs = ticks(chart.from, chart.to, Math.min(width / 80, 8));
   for (const x of xs) c.fillText(tickText(x, xs[1] - xs[0]), chart.px(x), height - MARGIN.bottom + 8);
   c.textAlign = "right";
-  c.fillText(chart.about.xText || "epoch", MARGIN.left - 7, height - MARGIN.bottom + 8);
+  c.fillText(chart.about.xText || "epoch", MARGIN.left - 18, height - MARGIN.bottom + 8);
 }

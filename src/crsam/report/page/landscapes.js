@@ -143,7 +143,7 @@ class Landscapes {
       id: "landscape-line",
       text: "loss along a line",
       unit: "nats",
-      xText: "distance",
+      xText: "x",
       meaning: aboutText(lines[0].about),
     };
     this.chart = new Chart(about, view);

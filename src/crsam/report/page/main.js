@@ -137,7 +137,7 @@ function build(content) {
   document.title = `${content.title} — crsam`;
   if (!parts.curves) {
     parts.theme = themeButton();
-    parts.pulse = element("span", { class: "pulse", role: "status" });
+    parts.pulse = element("span", { class: "pulse" });
     parts.curves = new Curves(content, state);
     parts.landscapes = new Landscapes(content, state);
   } else {
