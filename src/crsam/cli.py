@@ -187,7 +187,7 @@ def measure(
 def report(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[RUN]...", help="Runs, comparisons, or folders of such."),
+        typer.Argument(metavar="RUN", help="Runs, comparisons, or folders of such."),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path(
         "report.html"
