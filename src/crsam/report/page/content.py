@@ -46,9 +46,7 @@ def content_of(runs: Sequence[Run], *, title: str = "", most: int = 2000) -> Con
             {"label": group.label, "runs": [which[id(run)] for run in group.runs]}
             for group in groups
         ],
-        "runs": [
-            _run(run, made, index, groups) for index, (run, made) in enumerate(zip(order, lines))
-        ],
+        "runs": [_run(run, made, groups) for run, made in zip(order, lines)],
         "differences": [{"key": k, "values": v} for k, v in differing(groups).items()],
         "summary": _summary(groups),
         "geometry": geometry(groups),
@@ -63,7 +61,7 @@ def content_of(runs: Sequence[Run], *, title: str = "", most: int = 2000) -> Con
     }
 
 
-def _run(run: Run, made: dict[str, Any], index: int, groups: Sequence[Group]) -> Content:
+def _run(run: Run, made: dict[str, Any], groups: Sequence[Group]) -> Content:
     (group,) = (number for number, g in enumerate(groups) if any(run is one for one in g.runs))
     wanted = run.recipe.get("train", {})
     epochs = wanted.get("epochs") if isinstance(wanted, dict) else None
