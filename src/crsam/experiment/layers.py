@@ -97,6 +97,29 @@ class Layers:
             raise UserError(f"{origin}: {error}" if origin else str(error)) from None
 
 
+def changed(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """The recipe with other values, by their dotted keys.
+
+    Raises:
+        UserError: For a key that does not exist, or a value that is not allowed there.
+
+    Example:
+        >>> changed(Recipe(), {"methods.sam.rho": 0.2, "train.epochs": 3}).methods["sam"]["rho"]
+        0.2
+    """
+    layers = Layers()
+    layers.add(as_tables(recipe))
+    table: dict[str, Any] = {}
+    for key, value in values.items():
+        *above, last = key.split(".")
+        inside = table
+        for name in above:
+            inside = inside.setdefault(name, {})
+        inside[last] = value
+    layers.add(table)
+    return layers.recipe()
+
+
 def normal(table: Mapping[str, Any]) -> dict[str, Any]:
     """The table with known names in the registries' spelling, so that like is merged with like.
 

@@ -134,6 +134,8 @@ class Log:
     """Epochs between two checkpoints."""
     tensorboard: bool = False
     """Whether the same figures are written for TensorBoard."""
+    test: bool = True
+    """Whether the test set is read, after the last epoch; False for a run to choose by."""
 
     def __post_init__(self) -> None:
         _fit_fields(self, "log")
@@ -150,7 +152,9 @@ class Measures:
     every: int = 1
     """Epochs between."""
     samples: int = 2048
-    """Training images, without augmentation."""
+    """Images, without augmentation."""
+    split: Literal["train", "test"] = "train"
+    """Which images. The paper's Table 3 is of the test set; nothing is to be chosen by that."""
     num_probes: int = 20
     """Random vectors of a trace."""
 
@@ -215,6 +219,12 @@ class Recipe:
             raise RecipeError(f"optimizer.lr must be given; {name!r} has none here", "optimizer")
         set_("methods", self._settled_methods())
         set_("method", self._settled_method())
+        if not (self.log.test or self.data.validation):
+            raise RecipeError(
+                "log.test = false leaves nothing to judge a run by: data.validation must be above "
+                f"0, got {self.data.validation}",
+                "log.test",
+            )
 
     @property
     def method_options(self) -> Mapping[str, Any]:

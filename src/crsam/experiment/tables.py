@@ -61,10 +61,11 @@ def show_figures(figures: Mapping[str, Figure], title: str) -> None:
 
 def show_result(result: Result, folder: Path) -> None:
     """What came out of one run."""
-    loss = result["test_loss"]
+    kind = "validation" if result["test_accuracy"] is None else "test"
+    loss = result[f"{kind}_loss"]
     print(
         f"{result['method']}, seed {result['seed']}: "
-        f"test accuracy {result['test_accuracy']:.2f} %, "
+        f"{kind} accuracy {result[f'{kind}_accuracy']:.2f} %, "
         f"loss {float('nan') if loss is None else loss:.4f}, "
         f"{result['steps']} steps in {result['seconds']:.0f} s "
         f"({result['images_per_second']:,.0f} images/s); {folder}"
