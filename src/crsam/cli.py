@@ -20,10 +20,14 @@ from crsam import data
 from crsam.data.augment import augmentations
 from crsam.errors import UserError, unknown
 from crsam.experiment import tables
+from crsam.experiment.fair.conduct import conduct
+from crsam.experiment.fair.jobs import look
+from crsam.experiment.fair.show import show_plan, show_verdict
+from crsam.experiment.fair.study import load_study
 from crsam.experiment.measure import DEFAULT, METRICS, Setting, measure_run
 from crsam.experiment.run import evaluate_run, run
 from crsam.experiment.study import compare as compare_methods
-from crsam.experiment.toml import load_recipe, recipes, to_toml
+from crsam.experiment.toml import load_recipe, recipes, studies, to_toml
 from crsam.models import models
 from crsam.train.distributed import World, join
 from crsam.train.interrupt import Stopped
@@ -137,6 +141,38 @@ def compare(
 
 
 @app.command()
+def study(
+    source: Annotated[
+        str, typer.Argument(metavar="STUDY", help="A shipped study (crsam list), or a TOML file.")
+    ],
+    overrides: Overrides = None,
+    out: Out = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Stop cleanly when they are over, to go on later.")
+    ] = None,
+    summary: Annotated[
+        Path | None, typer.Option(help="A small JSON file with every run, renewed after each.")
+    ] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show the runs, and how long they take.")
+    ] = False,
+) -> None:
+    """A fair comparison: all chosen on validation images, then tested once, paired by seed."""
+    asked = load_study(source, overrides or [])
+    place = out or Path("runs/studies") / asked.name
+    if dry_run:
+        show_plan(look(asked, place))
+        return
+    with world_of(device, threads) as world:
+        progress = conduct(asked, place, world, minutes=minutes, summary=summary)
+        if world.is_main:
+            show_verdict(progress)
+            print(f"runs and study.json are in {place}")
+
+
+@app.command()
 def evaluate(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     split: Annotated[Split, typer.Option(help="Which images.")] = Split.test,
@@ -183,12 +219,15 @@ def measure(
 def list_names(
     kind: Annotated[
         str | None,
-        typer.Argument(help="recipes, methods, models, datasets, augmentations or metrics."),
+        typer.Argument(
+            help="recipes, studies, methods, models, datasets, augmentations or metrics."
+        ),
     ] = None,
 ) -> None:
     """What there is by name."""
     kinds = {
         "recipes": recipes(),
+        "studies": studies(),
         "methods": crsam.methods(),
         "models": models(),
         "datasets": data.datasets(),

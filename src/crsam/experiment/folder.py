@@ -61,6 +61,11 @@ class RunFolder:
         """All lines so far."""
         return [json.loads(line) for line in self.metrics_file.read_text().splitlines()]
 
+    def measures(self, split: str) -> dict[str, Any] | None:
+        """What ``crsam measure`` wrote of one of the splits, if it did."""
+        file = self.path / f"measures-{split}.json"
+        return json.loads(file.read_text()) if file.is_file() else None
+
     @contextmanager
     def claim(self) -> Iterator[None]:
         """Keeps other processes from training into the same folder."""
