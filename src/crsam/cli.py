@@ -25,6 +25,8 @@ from crsam.experiment.fair.jobs import look
 from crsam.experiment.fair.show import show_plan, show_verdict
 from crsam.experiment.fair.study import load_study
 from crsam.experiment.measure import DEFAULT, METRICS, Setting, measure_run
+from crsam.experiment.paper import TABLES, results
+from crsam.experiment.paper_tables import show_table
 from crsam.experiment.run import evaluate_run, run
 from crsam.experiment.study import compare as compare_methods
 from crsam.experiment.toml import load_recipe, recipes, studies, to_toml
@@ -215,6 +217,20 @@ def measure(
         print(f"written to {folder}/measures-{split.value}.json")
 
 
+@app.command()
+def table(
+    name: Annotated[str, typer.Argument(metavar="TABLE", help="cifar, imagenet or geometry.")],
+    folder: Annotated[
+        Path | None,
+        typer.Option("--results", help="Of JSON files.", show_default="those we committed"),
+    ] = None,
+) -> None:
+    """The paper's figures beside ours, and a dash where we have none."""
+    if name not in TABLES:
+        raise unknown("table", name, TABLES)
+    show_table(name, results(folder))
+
+
 @app.command("list")
 def list_names(
     kind: Annotated[
@@ -238,7 +254,7 @@ def list_names(
         raise unknown("kind", kind, kinds)
     for name, names in kinds.items():
         if kind is None:
-            print(f"{name:14} {', '.join(names)}")
+            print(f"{name:14} {', '.join(tables.folded(names))}")
         elif kind == name:
             print("\n".join(names))
 

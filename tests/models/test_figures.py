@@ -16,7 +16,7 @@ IMAGENET = {"stem": "imagenet"}
 # ResNet, ImageNet: `num_params` of torchvision's published weights; ResNet-18 with the 3×3 stem:
 # kuangliu's pytorch-cifar. The others: osmr's imgclsmob (pytorchcv), whose tests assert them. The
 # papers say 36.5 M of WRN-28-10, and 28.3 M of PyramidNet-110 with α = 270, whatever the classes.
-# ViT-B/32: torchvision's; ViT-S/32: 22.9 M in Steiner et al., "How to train your ViT?", exact by hand:
+# ViT-B/32: torchvision's. ViT-S/32 is published as 22.9 M; by hand:
 # 3 · 32² · 384 + 384 + 51 · 384 + 12 · (12 · 384² + 13 · 384) + 2 · 384 + 385 · 1000.
 COUNTS: list[tuple[str, int, dict[str, Any], int]] = [
     ("resnet18", 10, {}, 11_173_962),

@@ -10,8 +10,8 @@ import torch
 from crsam.models import DigitsConv, DigitsMLP, PyramidNet, ResNet, WideResNet, make_model, models
 
 NAMES = [
-    "resnet18", "resnet50", "resnet101", "wrn28_10", "pyramidnet110", "vit_s32", "vit_b32", "digits_conv",
-    "digits_mlp",
+    "resnet18", "resnet50", "resnet101", "wrn28_10", "pyramidnet110", "vit_s32", "vit_b32",
+    "digits_conv", "digits_mlp",
 ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ two CIFAR-100s, with twice the classes, and stands in for it where that is not t
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 import torch
@@ -74,9 +74,7 @@ def _unpacked(archives: Iterable[Path]) -> tuple[dict[str, Packed], str]:
     return found, notes
 
 
-def _dataset(
-    root: Path, sources: dict[str, str] | dict[str, Packed], notes: str, side: int
-) -> Dataset:
+def _dataset(root: Path, sources: Mapping[str, Source], notes: str, side: int) -> Dataset:
     classes_of_val = dict(line.split("\t")[:2] for line in notes.splitlines() if line.strip())
     splits: dict[str, list[tuple[str, Source]]] = {"train": [], "val": []}
     for name, source in sorted(sources.items()):

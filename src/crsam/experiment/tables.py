@@ -88,3 +88,16 @@ def with_error(value: Spread) -> str:
 def significant(value: float) -> str:
     """Three digits, however small."""
     return "—" if math.isnan(value) else f"{value:.3g}"
+
+
+def folded(names: Sequence[str]) -> list[str]:
+    """Names, those of a folder within a folder as one.
+
+    Example:
+        >>> folded(["demo", "cifar10/quick", "paper/cifar10/a", "paper/cifar10/b"])
+        ['demo', 'cifar10/quick', 'paper/cifar10/… (2)']
+    """
+    deep = [name.rpartition("/")[0] for name in names if name.count("/") > 1]
+    shown = [f"{name.rpartition('/')[0]}/… ({deep.count(name.rpartition('/')[0])})"
+             if name.count("/") > 1 else name for name in names]  # fmt: skip
+    return list(dict.fromkeys(shown))

@@ -57,7 +57,8 @@ def make_augment(name: str, **options: Any) -> Augmentation:
 
     Args:
         name: ``"none"``; ``"basic"``; ``"inception"``, for photographs; ``"cutout"``: basic, then
-            cutout; ``"autoaugment"`` and ``"randaugment"``: basic, then the method, then cutout, as in their papers on CIFAR.
+            cutout; ``"autoaugment"`` and ``"randaugment"``: basic, then the method, then cutout,
+            as in their papers on CIFAR.
         **options: `pad` and `flip_share` of `Basic`; `least`, `shape` and `flip_share` of
             `Inception`; `side` (0: no cutout) and `fill` of `Cutout`;
             `policy` and `levels` of `AutoAugment`; `num_ops` and `magnitude` of `RandAugment`.
