@@ -29,6 +29,7 @@ from crsam.experiment.paper import TABLES, results
 from crsam.experiment.paper_tables import show_table
 from crsam.experiment.run import evaluate_run, run
 from crsam.experiment.study import compare as compare_methods
+from crsam.experiment.sweep import sweep as try_values
 from crsam.experiment.toml import load_recipe, recipes, studies, to_toml
 from crsam.models import models
 from crsam.train.distributed import World, join
@@ -215,6 +216,26 @@ def measure(
         found = measure_run(folder, names, split=split.value, samples=samples, how=how, world=world)
         tables.show_figures(found, f"{folder}, {split.value} images")
         print(f"written to {folder}/measures-{split.value}.json")
+
+
+@app.command()
+def sweep(
+    recipe: Source,
+    overrides: Overrides = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Over all workers.", show_default="the recipe's")
+    ] = None,
+    out: Out = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Looks for good values in the recipe's ranges. More workers: the same command once more."""
+    asked = load_recipe(recipe, overrides or [])
+    place = out or default_folder(recipe) / asked.method / "sweep"
+    with world_of(device, threads) as world:
+        found = try_values(asked, place, world, trials=trials)
+        tables.show_trials(found, f"{recipe}, {asked.method}: {len(found)} trials")
+        print(f"the best: crsam train {place}/best.toml; all runs are in {place}")
 
 
 @app.command()

@@ -37,7 +37,7 @@ def test_shipped_files_are_short_and_open_with_their_command(file: str) -> None:
     name = file.removesuffix(".toml").removeprefix("studies/")
     name = name.replace("/base", "/resnet50" if "imagenet" in name else "/resnet18")
     assert lines[0].startswith("# ")
-    commands = "study" if study else "train|compare"
+    commands = "study" if study else "train|compare|sweep"
     assert re.fullmatch(rf"#   crsam ({commands}) {name}( .*)?", lines[1])
     assert "steps an epoch" in " ".join(lines[2:5])
 

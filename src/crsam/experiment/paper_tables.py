@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from crsam.experiment.fair.show import console
 from crsam.experiment.paper import Ours, Setup, longest, printed
 from crsam.experiment.study import Spread
+from crsam.experiment.tables import console
 
 NONE = "—"
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet": "ImageNet-1k"}

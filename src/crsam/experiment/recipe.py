@@ -10,6 +10,7 @@ from typing import Any, Literal, get_type_hints
 from crsam._names import plain
 from crsam.experiment.literal import literal
 from crsam.experiment.options import canonical, checked, optimizers
+from crsam.experiment.ranges import Sweep
 from crsam.experiment.values import RecipeError, Table, fitted, require
 from crsam.train.schedule import Schedule
 
@@ -206,6 +207,8 @@ class Recipe:
     """What is written down."""
     measure: Measures = field(default_factory=Measures)
     """Figures of flatness through training."""
+    sweep: Sweep = field(default_factory=Sweep)
+    """What ``crsam sweep`` tries; of no effect on a run."""
 
     def __post_init__(self) -> None:
         set_ = functools.partial(object.__setattr__, self)
@@ -270,8 +273,9 @@ def as_tables(recipe: Recipe) -> dict[str, Any]:
         {'name': 'digits_mlp'}
     """
     tables: dict[str, Any] = {"seed": recipe.seed, "method": recipe.method}
+    swept = ("sweep",) if recipe.sweep.ranges else ()
     for table in ("data", "augment", "loss", "model", "optimizer", "schedule", "train", "log",
-                  "measure"):  # fmt: skip
+                  "measure", *swept):  # fmt: skip
         value = getattr(recipe, table)
         if isinstance(value, Choice):
             tables[table] = {"name": value.name, **value.options}
@@ -292,7 +296,7 @@ def differences(a: Recipe, b: Recipe) -> list[str]:
         ['train.epochs: 40 there, 60 here']
     """
     there, here = flat(as_tables(a)), flat(as_tables(b))
-    tables = list(as_tables(a))
+    tables = list({**as_tables(a), **as_tables(b)})
     keys = sorted({**there, **here}, key=lambda key: tables.index(key.split(".")[0]))
 
     def said(values: dict[str, Any], key: str) -> str:

@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 
-from rich.console import Console
 from rich.table import Table as Grid
 
 from crsam.experiment.fair.interval import Interval
 from crsam.experiment.fair.jobs import Job, Progress, said
 from crsam.experiment.fair.verdict import Tried, Verdict, mean_over, over, sensitivity, verdict
 from crsam.experiment.study import Spread
+from crsam.experiment.tables import console
 
 
 def show_plan(progress: Progress) -> None:
@@ -103,12 +103,6 @@ def _show_rows(found: Verdict, progress: Progress) -> None:
         grid.add_row(row.contestant, *(_significant(row.figures[n]) if n in row.figures else ""
                                        for n in figures))  # fmt: skip
     console().print(grid)
-
-
-def console() -> Console:
-    """Wide enough for all columns where there is no terminal to fit."""
-    found = Console()
-    return found if found.is_terminal else Console(width=120)
 
 
 def _epochs(job: Job) -> str:
