@@ -135,13 +135,16 @@ def best(jobs: Sequence[Job]) -> Table:
 
 
 def per_epoch(jobs: Iterable[Job], contestant: str, stage: Stage | None = None) -> float | None:
-    """Seconds that an epoch of the whole set takes a contestant: the median over its runs."""
+    """Seconds that an epoch of the whole set takes a contestant.
+
+    Those of its fastest run: the others may have had to share the machine.
+    """
     found = [
         job.result["seconds_per_epoch"] / trained_on(job)
         for job in jobs
         if job.contestant == contestant and job.result and stage in (None, job.stage)
     ]
-    return statistics.median(found) if found else None
+    return min(found, default=None)
 
 
 def trained_on(job: Job) -> float:
