@@ -164,7 +164,7 @@ def test_the_study_of_the_docs_is_the_one_of_the_results() -> None:
 
 
 def test_the_study_file_of_the_docs_is_accepted(tmp_path: Path) -> None:
-    from crsam.experiment.fair.study import load_study
+    from crsam.experiment.fair.file import load_study
     from crsam.experiment.toml import load_recipe
 
     study, ranges = re.findall(

@@ -21,9 +21,9 @@ from crsam.data.augment import augmentations
 from crsam.errors import UserError, unknown
 from crsam.experiment import tables
 from crsam.experiment.fair.conduct import conduct
+from crsam.experiment.fair.file import load_study
 from crsam.experiment.fair.jobs import look
 from crsam.experiment.fair.show import show_plan, show_verdict
-from crsam.experiment.fair.study import load_study
 from crsam.experiment.measure import DEFAULT, METRICS, Setting, measure_run
 from crsam.experiment.paper import TABLES, results
 from crsam.experiment.paper_tables import show_table

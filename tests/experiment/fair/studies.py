@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from crsam.experiment.fair.file import load_study
 from crsam.experiment.fair.jobs import look
-from crsam.experiment.fair.study import Study, load_study
+from crsam.experiment.fair.study import Study
 
 SMALL = """
 base = "digits"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from crsam.errors import UserError
+from crsam.experiment.fair.file import load_study
 from crsam.experiment.fair.jobs import look
-from crsam.experiment.fair.study import load_study
 from crsam.experiment.recipe import differences
 from crsam.experiment.toml import load_recipe, studies
 from experiment.fair.studies import small
@@ -86,6 +86,17 @@ def test_mistakes_are_told_before_anything_runs(
     with pytest.raises(UserError, match=said.replace("?", r"\?")) as error:
         small(tmp_path, *overrides)
     assert "\n" not in str(error.value)
+
+
+def test_final_runs_train_on_all_and_are_tested_whatever_the_recipe_says(tmp_path: Path) -> None:
+    study = small(tmp_path, "data.validation=0.3", "log.test=false")
+    recipe = study.recipe_of("SAM", {}, 0)
+    assert (recipe.data.validation, recipe.log.test) == (0.0, True)
+
+
+def test_contestants_need_folders_of_their_own(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="share a folder"):
+        small(tmp_path, more="[study.contestants.sam]\n")
 
 
 def test_a_study_needs_something_to_do(tmp_path: Path) -> None:

@@ -1,21 +1,17 @@
-"""A study: a recipe with a ``[study]`` table that says who competes, and on what terms."""
+"""A study: who competes, and on what terms."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import product
-from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
-from crsam.errors import UserError, unknown
 from crsam.experiment.layers import changed
-from crsam.experiment.measure import check_metrics
 from crsam.experiment.options import accepted
-from crsam.experiment.recipe import Recipe, flat
-from crsam.experiment.toml import STUDIES, read_layers
-from crsam.experiment.values import RecipeError, Table, fitted, require, unknown_key
+from crsam.experiment.recipe import Recipe
+from crsam.experiment.values import Table
 
 
 @dataclass(frozen=True)
@@ -103,7 +99,7 @@ class Study:
         one = self.contestants[name]
         if self.choose is None or not one.tuned:
             return [Table()]
-        takes = _options_of(self.recipe, one.method)
+        takes = options_of(self.recipe, one.method)
         shared = {k: v for k, v in self.choose.grid.items() if "." in k or k in takes}
         grid = {**shared, **one.grid}
         return [Table(dict(zip(grid, values))) for values in product(*grid.values())]
@@ -115,7 +111,7 @@ class Study:
         seed: int,
         also: Mapping[str, Any] | None = None,
     ) -> Recipe:
-        """The recipe of a final run.
+        """The recipe of a final run: on the whole training set, and tested.
 
         Args:
             name: Of the contestant.
@@ -127,7 +123,8 @@ class Study:
         method = self.recipe.with_method(one.method).method
         given = {**one.options, **setting}
         values = {k if "." in k else f"methods.{method}.{k}": v for k, v in given.items()}
-        values |= {"method": method, "seed": seed, **(also or {})}
+        whole = {"data.validation": 0.0, "log.test": True}
+        values |= {"method": method, "seed": seed, **whole, **(also or {})}
         return _changed(self.recipe, Table(values))
 
     def recipe_to_choose(self, name: str, setting: Mapping[str, Any], seed: int) -> Recipe:
@@ -143,156 +140,6 @@ class Study:
         return self.recipe_of(name, setting, seed, values)
 
 
-def load_study(source: str | Path, overrides: Sequence[str] = ()) -> Study:
-    """A study out of a file or by the name of a shipped one.
-
-    Args:
-        source: Such as ``"digits"`` or ``"mine.toml"``: a recipe with a ``[study]`` table.
-        overrides: Of the recipe or of the study, such as ``"train.epochs=10"`` or
-            ``"study.seeds=[0, 1]"``.
-
-    Raises:
-        UserError: If something in it is not known, not allowed or does not fit together.
-
-    Example:
-        >>> study = load_study("digits")
-        >>> list(study.contestants), study.reference
-        (['SGD', 'SAM', 'CR-SAM log', 'CR-SAM linear'], 'SAM')
-    """
-    layers = read_layers(source, overrides, also=STUDIES)
-    table = layers.table.pop("study", None)
-    if not isinstance(table, dict):
-        raise UserError(f"{source} is no study: it has no [study] table")
-    try:
-        return _study(Path(source).stem, layers.recipe(), table)
-    except RecipeError as error:
-        raise UserError(f"{source}: {error}") from None
-
-
-def _study(name: str, recipe: Recipe, table: dict[str, Any]) -> Study:
-    inner = {"choose": Choose, "equal_time": EqualTime, "measure": Measured}
-    plain: dict[str, Any] = {
-        "seeds": tuple[int, ...],
-        "reference": str,
-        "overhead_seconds": float,
-        "checkpoints": Kept,
-    }
-    _refuse_unknown("study", table, ["contestants", *plain, *inner])
-    given = table.get("contestants")
-    require(isinstance(given, dict) and bool(given), "study.contestants", given, "a table of them")
-    assert isinstance(given, dict)
-    parts: dict[str, Any] = {
-        key: _section(f"study.{key}", table[key], kind) for key, kind in inner.items()
-        if key in table
-    }  # fmt: skip
-    parts |= {
-        key: fitted(f"study.{key}", table[key], t) for key, t in plain.items() if key in table
-    }
-    contestants = {
-        each: _section(
-            f"study.contestants.{each}", {"method": each, **_table_of(each, one)}, Contestant
-        )
-        for each, one in given.items()
-    }
-    parts.setdefault("reference", next(iter(contestants)))
-    study = Study(name=name, recipe=recipe, contestants=contestants, **parts)
-    _check(study)
-    return study
-
-
-def _table_of(name: str, value: Any) -> dict[str, Any]:
-    require(isinstance(value, dict), f"study.contestants.{name}", value, "a table")
-    return value
-
-
-def _section(key: str, table: Any, kind: Any) -> Any:
-    require(isinstance(table, dict), key, table, "a table")
-    wanted = get_type_hints(kind)
-    _refuse_unknown(key, table, list(wanted))
-    for each in fields(kind):
-        if each.default is each.default_factory and each.name not in table:
-            raise RecipeError(f"{key}.{each.name} must be given", key)
-    made = {
-        # What is in these is checked by the recipes that they make.
-        name: Table(flat(value))
-        if name in ("grid", "options") and isinstance(value, dict)
-        else fitted(f"{key}.{name}", value, wanted[name])
-        for name, value in table.items()
-    }
-    return kind(**made)
-
-
-def _refuse_unknown(key: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
-    for name in table:
-        if name not in known:
-            raise unknown_key(f"{key}.{name}", f"[{key}]", known)
-
-
-def _check(study: Study) -> None:
-    """Refuses what does not fit together, before anything runs."""
-    for each in ("reference", "equal_time.give", "equal_time.of"):
-        first, _, last = each.partition(".")
-        value = getattr(study, first)
-        name = getattr(value, last) if last and value is not None else value
-        if isinstance(name, str) and name not in study.contestants:
-            raise UserError(f"study.{each}: {unknown('contestant', name, study.contestants)}")
-    if study.equal_time is not None:
-        _check_equal_time(study, study.equal_time)
-    if study.measure is not None:
-        check_metrics(study.measure.metrics)
-        for split in study.measure.splits:
-            require(split in ("train", "test"), "study.measure.splits", split, "train or test")
-    _check_seeds("study.seeds", study.seeds)
-    if study.choose is not None:
-        _check_choose(study, study.choose)
-    elif not study.seeds:
-        raise UserError("a study needs study.seeds, or [study.choose], or both")
-    for name, one in study.contestants.items():
-        for key in one.grid:
-            if "." not in key and key not in _options_of(study.recipe, one.method):
-                raise unknown_key(
-                    f"study.contestants.{name}.grid.{key}",
-                    one.method,
-                    _options_of(study.recipe, one.method),
-                )
-        for setting in study.settings(name):
-            study.recipe_of(name, setting, seed=0)
-
-
-def _check_choose(study: Study, choose: Choose) -> None:
-    value = choose.validation
-    require(0 < value < 1, "study.choose.validation", value, "above 0 and below 1")
-    require(choose.epochs is None or choose.epochs >= 1, "study.choose.epochs", choose.epochs,
-            "at least 1")  # fmt: skip
-    require(bool(choose.seeds), "study.choose.seeds", choose.seeds, "at least one")
-    _check_seeds("study.choose.seeds", choose.seeds)
-    grids = {"study.choose.grid": choose.grid} | {
-        f"study.contestants.{name}.grid": one.grid for name, one in study.contestants.items()
-    }
-    for place, grid in grids.items():
-        for key, values in grid.items():
-            require(isinstance(values, tuple) and bool(values), f"{place}.{key}", values,
-                    "a list of values")  # fmt: skip
-    takes = {o for one in study.contestants.values() for o in _options_of(study.recipe, one.method)}
-    for key in choose.grid:
-        if "." not in key and key not in takes:
-            raise unknown_key(f"study.choose.grid.{key}", "a contestant", sorted(takes))
-
-
-def _check_equal_time(study: Study, equal: EqualTime) -> None:
-    factor = equal.factor
-    require(factor is None or factor > 0, "study.equal_time.factor", factor, "above 0")
-    if equal.give == equal.of:
-        raise UserError(f"study.equal_time: give and of must differ, both are {equal.give!r}")
-    if not study.seeds:
-        raise UserError("study.equal_time needs final runs: give study.seeds")
-
-
-def _check_seeds(key: str, seeds: tuple[int, ...]) -> None:
-    require(len(set(seeds)) == len(seeds), key, seeds, "different from each other")
-    require(all(seed >= 0 for seed in seeds), key, seeds, "at least 0")
-
-
 @functools.lru_cache(maxsize=1024)
 def _changed(recipe: Recipe, values: Table) -> Recipe:
     """Kept: a study is looked at anew after each of its runs."""
@@ -300,6 +147,7 @@ def _changed(recipe: Recipe, values: Table) -> Recipe:
 
 
 @functools.lru_cache
-def _options_of(recipe: Recipe, method: str) -> tuple[str, ...]:
+def options_of(recipe: Recipe, method: str) -> tuple[str, ...]:
+    """What a method takes; the base optimizer alone takes nothing here."""
     settled = recipe.with_method(method).method
     return () if settled == recipe.optimizer.name else tuple(accepted("methods", settled))
