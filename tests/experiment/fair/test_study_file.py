@@ -13,8 +13,6 @@ from crsam.experiment.recipe import differences
 from crsam.experiment.toml import load_recipe, studies
 from experiment.fair.studies import small
 
-EQUAL_TIME = '[study.equal_time]\ngive = "SAM"\nof = "CR-SAM log"\nfactor = 1.5\n'
-
 
 def test_contestants_differ_in_method_and_its_options_alone(tmp_path: Path) -> None:
     study = small(tmp_path)

@@ -18,11 +18,6 @@ class Interval:
     num: int
     """Of values that it is the mean of; of one, nothing is known and the ends are NaN."""
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether it says that there is a difference, and in which direction."""
-        return self.low > 0 or self.high < 0
-
 
 def interval(differences: Sequence[float], level: float = 0.95) -> Interval:
     r"""Student's interval of the mean, $\bar d \pm t_{n-1}\, s/\sqrt n$.
