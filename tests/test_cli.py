@@ -73,6 +73,43 @@ def test_list_and_version(tmp_path: Path) -> None:
     fails_in_one_line(crsam("list", "method", cwd=tmp_path), "did you mean 'methods'?")
 
 
+STUDY = """
+base = "digits"
+[model]
+width = 8
+[train]
+epochs = 2
+batch_size = 256
+[study]
+seeds = [0, 1]
+reference = "SAM"
+[study.contestants.SGD]
+method = "sgd"
+[study.contestants.SAM]
+method = "sam"
+"""
+
+
+def test_a_study_is_shown_run_summed_up_and_set_beside_the_paper(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(STUDY)
+    shown = crsam("study", "mine.toml", "--dry-run", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "4 runs" in shown.stdout
+    words = ["study", "mine.toml", "--summary", "results/mine.json"]
+    assert crsam(*words, "--minutes", "0", cwd=tmp_path).returncode == 0
+    ended = crsam(*words, "--minutes", "5", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "95 % interval" in ended.stdout
+    assert "against SAM" in ended.stdout
+    assert (tmp_path / "runs/studies/mine/final/sgd/seed1/result.json").exists()
+    table = crsam("table", "cifar", "--results", "results", cwd=tmp_path)
+    assert "96.95" in table.stdout
+    assert "Of these we have none." in table.stdout
+    fails_in_one_line(crsam("table", "cifer", cwd=tmp_path), "did you mean 'cifar'?")
+    fails_in_one_line(crsam("study", "digit", cwd=tmp_path), "did you mean 'digits'?")
+    fails_in_one_line(crsam("sweep", "digits", cwd=tmp_path), "[sweep.ranges]")
+
+
 def test_ctrl_c_ends_cleanly_and_the_same_command_goes_on(tmp_path: Path) -> None:
     words = ["train", "digits", *TINY, "train.epochs=60", "--threads", "1"]
     assert crsam(*words, "--out", "whole", cwd=tmp_path).returncode == 0

@@ -133,6 +133,49 @@ def test_tables_are_those_of_the_results() -> None:
         assert f"| {row['gradient_norm']['mean']:.3g} | {sharpness:.3g} |" in readme
 
 
+def test_the_study_of_the_docs_is_the_one_of_the_results() -> None:
+    page, story = ((ROOT / f"docs/{name}.md").read_text() for name in ("study", "results"))
+    summary = json.loads((ROOT / "results/study_digits.json").read_text())
+    assert summary["is_complete"]
+    found = summary["verdict"]
+    for tried in found["tried"]:
+        mean = f"{tried['accuracy']['mean']:.2f}"
+        cell = f"**{mean}**" if tried["is_chosen"] else mean
+        assert re.search(
+            rf"^\| {tried['contestant']} \|.* {re.escape(cell)} \|", page, re.MULTILINE
+        )
+    for row in found["rows"]:
+        accuracy, gain = row["accuracy"], row["difference"]
+        line = f"| {row['epochs']} | {accuracy['mean']:.2f} ± {accuracy['std']:.2f} |"
+        if gain is not None:
+            line += f" {gain['mean']:+.2f} | {gain['low']:+.2f} to {gain['high']:+.2f} |"
+        assert line in page
+    for name, gain in found["at_equal_time"].items():
+        if name != "SGD":
+            assert f"{name} {gain['mean']:+.2f} ({gain['low']:+.2f} to {gain['high']:+.2f})" in page
+    means = {row["contestant"]: row["accuracy"]["mean"] for row in found["rows"]}
+    assert f"{means['CR-SAM linear']:.2f} and {means['CR-SAM log']:.2f} %" in story
+    gains = {row["contestant"]: row["difference"] for row in found["rows"]}
+    assert all(gains[n]["low"] < 0 < gains[n]["high"] for n in ("CR-SAM log", "CR-SAM linear"))
+    forms = json.loads((ROOT / "results/cifar10_forms.json").read_text())["runs"]
+    for run in forms:
+        if run["method"] in ("SAM", "CR-SAM log", "CR-SAM log, as printed"):
+            assert f"{run['epochs'][-1]['test_accuracy']:.1f} %" in story
+
+
+def test_the_study_file_of_the_docs_is_accepted(tmp_path: Path) -> None:
+    from crsam.experiment.fair.file import load_study
+    from crsam.experiment.toml import load_recipe
+
+    study, ranges = re.findall(
+        r"```toml\n(.*?)```", (ROOT / "docs/study.md").read_text(), re.DOTALL
+    )
+    (tmp_path / "mine.toml").write_text(study)
+    assert len(load_study(tmp_path / "mine.toml").settings("CR-SAM log")) == 4 * 2 * 2
+    (tmp_path / "ranges.toml").write_text('base = "digits"\n' + ranges)
+    assert load_recipe(tmp_path / "ranges.toml").sweep.trials == 40
+
+
 def test_every_method_and_part_is_in_the_docs() -> None:
     import crsam
     from crsam.optim import Ascent, Objective, Schedule

@@ -22,12 +22,19 @@ from crsam.errors import UserError, unknown
 from crsam.experiment import tables
 from crsam.experiment.bench import bench as time_steps
 from crsam.experiment.environment import environment
+from crsam.experiment.fair.conduct import conduct
+from crsam.experiment.fair.file import load_study
+from crsam.experiment.fair.jobs import look
+from crsam.experiment.fair.show import show_plan, show_verdict
 from crsam.experiment.folder import RunFolder
 from crsam.experiment.measure import DEFAULT, METRICS, Setting, measure_run
+from crsam.experiment.paper import TABLES, results
+from crsam.experiment.paper_tables import show_table
 from crsam.experiment.recipe import as_tables
 from crsam.experiment.run import evaluate_run, run
 from crsam.experiment.study import compare as compare_methods
-from crsam.experiment.toml import load_recipe, recipes, to_toml
+from crsam.experiment.sweep import sweep as try_values
+from crsam.experiment.toml import load_recipe, recipes, studies, to_toml
 from crsam.models import models
 from crsam.report.page import write_page
 from crsam.report.page.server import serve as serve_live
@@ -145,6 +152,38 @@ def compare(
 
 
 @app.command()
+def study(
+    source: Annotated[
+        str, typer.Argument(metavar="STUDY", help="A shipped study (crsam list), or a TOML file.")
+    ],
+    overrides: Overrides = None,
+    out: Out = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Stop cleanly when they are over, to go on later.")
+    ] = None,
+    summary: Annotated[
+        Path | None, typer.Option(help="A small JSON file with every run, renewed after each.")
+    ] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show the runs, and how long they take.")
+    ] = False,
+) -> None:
+    """A fair comparison: all chosen on validation images, then tested once, paired by seed."""
+    asked = load_study(source, overrides or [])
+    place = out or Path("runs/studies") / asked.name
+    if dry_run:
+        show_plan(look(asked, place))
+        return
+    with world_of(device, threads) as world:
+        progress = conduct(asked, place, world, minutes=minutes, summary=summary)
+        if world.is_main:
+            show_verdict(progress)
+            print(f"runs and study.json are in {place}")
+
+
+@app.command()
 def evaluate(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     split: Annotated[Split, typer.Option(help="Which images.")] = Split.test,
@@ -254,16 +293,53 @@ def report(
     )
 
 
+@app.command()
+def sweep(
+    recipe: Source,
+    overrides: Overrides = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Over all workers.", show_default="the recipe's")
+    ] = None,
+    out: Out = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Looks for good values in the recipe's ranges. More workers: the same command once more."""
+    asked = load_recipe(recipe, overrides or [])
+    place = out or default_folder(recipe) / asked.method / "sweep"
+    with world_of(device, threads) as world:
+        found = try_values(asked, place, world, trials=trials)
+        tables.show_trials(found, f"{recipe}, {asked.method}: {len(found)} trials")
+        print(f"the best: crsam train {place}/best.toml; all runs are in {place}")
+
+
+@app.command()
+def table(
+    name: Annotated[str, typer.Argument(metavar="TABLE", help="cifar, imagenet or geometry.")],
+    folder: Annotated[
+        Path | None,
+        typer.Option("--results", help="Of JSON files.", show_default="those we committed"),
+    ] = None,
+) -> None:
+    """The paper's figures beside ours, and a dash where we have none."""
+    if name not in TABLES:
+        raise unknown("table", name, TABLES)
+    show_table(name, results(folder))
+
+
 @app.command("list")
 def list_names(
     kind: Annotated[
         str | None,
-        typer.Argument(help="recipes, methods, models, datasets, augmentations or metrics."),
+        typer.Argument(
+            help="recipes, studies, methods, models, datasets, augmentations or metrics."
+        ),
     ] = None,
 ) -> None:
     """What there is by name."""
     kinds = {
         "recipes": recipes(),
+        "studies": studies(),
         "methods": crsam.methods(),
         "models": models(),
         "datasets": data.datasets(),
@@ -274,7 +350,7 @@ def list_names(
         raise unknown("kind", kind, kinds)
     for name, names in kinds.items():
         if kind is None:
-            print(f"{name:14} {', '.join(names)}")
+            print(f"{name:14} {', '.join(tables.folded(names))}")
         elif kind == name:
             print("\n".join(names))
 

@@ -12,7 +12,7 @@ import crsam
 from crsam.data.augment import make_augment
 from crsam.experiment.options import optimizers
 from crsam.experiment.recipe import Choice, Data, Train
-from crsam.experiment.toml import load_recipe, recipes
+from crsam.experiment.toml import load_recipe, recipes, studies
 from crsam.models import make_model
 from crsam.train.schedule import Schedule
 
@@ -21,7 +21,8 @@ FILES = sorted(path.relative_to(RECIPES).as_posix() for path in RECIPES.rglob("*
 
 
 def test_every_shipped_file_is_listed_but_the_bases() -> None:
-    assert sorted(f"{name}.toml" for name in recipes()) == [
+    listed = [*recipes(), *(f"studies/{name}" for name in studies())]
+    assert sorted(f"{name}.toml" for name in listed) == [
         file for file in FILES if not file.endswith("base.toml")
     ]
     assert {"demo", "digits", "folder", "cifar10/quick", "cifar100/wrn28_10"} <= set(recipes())
@@ -30,11 +31,14 @@ def test_every_shipped_file_is_listed_but_the_bases() -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_shipped_files_are_short_and_open_with_their_command(file: str) -> None:
     lines = (RECIPES / file).read_text().splitlines()
-    assert 8 <= len(lines) <= 37
+    study = file.startswith("studies/")
+    assert 4 <= len(lines) <= (70 if study else 37)
     assert all(len(line) <= 100 for line in lines)
-    name = file.removesuffix(".toml").replace("base", "resnet18")
+    name = file.removesuffix(".toml").removeprefix("studies/")
+    name = name.replace("/base", "/resnet50" if "imagenet" in name else "/resnet18")
     assert lines[0].startswith("# ")
-    assert re.fullmatch(rf"#   crsam (train|compare|bench) {name}( .*)?", lines[1])
+    commands = "study" if study else "train|compare|sweep|bench"
+    assert re.fullmatch(rf"#   crsam ({commands}) {name}( .*)?", lines[1])
     assert "steps an epoch" in " ".join(lines[2:5])
 
 

@@ -34,6 +34,7 @@ class Narrow(NamedTuple):
 
 
 IMAGENET = {"stem": "imagenet", "width": 4}
+TINY_VIT = {"image_size": 16, "patch": 8, "width": 12, "depth": 2, "heads": 3}
 NARROW = {
     "resnet18": Narrow("resnet18", {"width": 4}),
     "resnet18, imagenet": Narrow("resnet18", IMAGENET, (3, 64, 64)),
@@ -43,6 +44,8 @@ NARROW = {
     "wrn28_10": Narrow("wrn28_10", {"depth": 16, "widen_factor": 1}),
     "wrn28_10, dropout": Narrow("wrn28_10", {"depth": 10, "widen_factor": 2, "dropout": 0.3}),
     "pyramidnet110": Narrow("pyramidnet110", {"depth": 14, "alpha": 10}),
+    "vit_s32": Narrow("vit_s32", TINY_VIT),
+    "vit_b32": Narrow("vit_b32", TINY_VIT),
     "digits_conv": Narrow("digits_conv", {"batch_norm": False}, (1, 8, 8)),
     "digits_conv, norm": Narrow("digits_conv", {"batch_norm": True}, (1, 8, 8)),
     "digits_mlp": Narrow("digits_mlp", {"batch_norm": False}, (1, 8, 8)),

@@ -16,6 +16,8 @@ IMAGENET = {"stem": "imagenet"}
 # ResNet, ImageNet: `num_params` of torchvision's published weights; ResNet-18 with the 3×3 stem:
 # kuangliu's pytorch-cifar. The others: osmr's imgclsmob (pytorchcv), whose tests assert them. The
 # papers say 36.5 M of WRN-28-10, and 28.3 M of PyramidNet-110 with α = 270, whatever the classes.
+# ViT-B/32: torchvision's. ViT-S/32 is published as 22.9 M; by hand:
+# 3 · 32² · 384 + 384 + 51 · 384 + 12 · (12 · 384² + 13 · 384) + 2 · 384 + 385 · 1000.
 COUNTS: list[tuple[str, int, dict[str, Any], int]] = [
     ("resnet18", 10, {}, 11_173_962),
     ("resnet18", 1000, IMAGENET, 11_689_512),
@@ -31,6 +33,8 @@ COUNTS: list[tuple[str, int, dict[str, Any], int]] = [
     ("pyramidnet110", 10, {"alpha": 84}, 3_904_446),
     # By hand: 9 · (16 + 16 · 32 + 32 · 32) + 2 · (16 + 32 + 32) + 129 · 10, and
     # 65 · 128 + 129 · 128 + 129 · 10.
+    ("vit_s32", 1000, {}, 22_878_952),
+    ("vit_b32", 1000, {}, 88_224_232),
     ("digits_conv", 10, {}, 15_418),
     ("digits_mlp", 10, {}, 26_122),
 ]
@@ -125,6 +129,20 @@ def test_pyramidnet_grows_by_the_same_number_of_channels_in_every_block() -> Non
         16,
         *(w for w in model.widths[1:] for _ in "ab"),
     ]
+
+
+@pytest.mark.parametrize("name", ["vit_s32", "vit_b32"])
+def test_vit_sees_50_tokens_of_224_by_224_images(name: str) -> None:
+    model = meta(name, 1000)
+    seen: list[torch.Size] = []
+    blocks = model.get_submodule("blocks")
+    blocks.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    assert model(torch.empty(2, 3, 224, 224, device="meta")).shape == (2, 1000)
+    assert seen == [(2, 50, {"vit_s32": 384, "vit_b32": 768}[name])]
+    with pytest.raises(ValueError, match="multiple of patch = 32, got 200"):
+        meta(name, image_size=200)
+    with pytest.raises(ValueError, match="heads must divide width"):
+        meta(name, heads=5)
 
 
 def test_resnet_goes_by_the_names_of_torchvision() -> None:

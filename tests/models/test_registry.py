@@ -10,7 +10,8 @@ import torch
 from crsam.models import DigitsConv, DigitsMLP, PyramidNet, ResNet, WideResNet, make_model, models
 
 NAMES = [
-    "resnet18", "resnet50", "resnet101", "wrn28_10", "pyramidnet110", "digits_conv", "digits_mlp",
+    "resnet18", "resnet50", "resnet101", "wrn28_10", "pyramidnet110", "vit_s32", "vit_b32",
+    "digits_conv", "digits_mlp",
 ]  # fmt: skip
 
 
@@ -22,7 +23,7 @@ def test_names() -> None:
 def test_every_name_takes_classes_and_channels(name: str) -> None:
     with torch.device("meta"):
         model = make_model(name, num_classes=7, in_channels=2)
-        size = 8 if name.startswith("digits") else 32
+        size = {"digits": 8, "vit": 224}.get(name.split("_")[0], 32)
         assert model(torch.empty(3, 2, size, size)).shape == (3, 7)
 
 
@@ -57,8 +58,8 @@ def test_unknown_name_says_the_nearest(name: str, nearest: str) -> None:
 
 
 def test_name_near_none_gets_the_list() -> None:
-    with pytest.raises(ValueError, match="unknown model 'vit': there are resnet18, resnet50, "):
-        make_model("vit", 10)
+    with pytest.raises(ValueError, match="unknown model 'gpt': there are resnet18, resnet50, "):
+        make_model("gpt", 10)
 
 
 @pytest.mark.parametrize(

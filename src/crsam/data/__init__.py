@@ -14,6 +14,7 @@ from crsam.data.digits import read_digits
 from crsam.data.folder import read_folder
 from crsam.data.images import Dataset, Held, Images, split, with_wrong_labels
 from crsam.data.random import read_random
+from crsam.data.tiny_imagenet import read_tiny_imagenet
 from crsam.errors import UserError
 
 __all__ = ["Dataset", "Held", "Images", "datasets", "load", "split", "with_wrong_labels"]
@@ -29,6 +30,7 @@ _READERS = {
     "digits": _Reader(lambda root: read_digits()),
     "cifar10": _Reader(partial(read_cifar, CIFAR10), ("download",)),
     "cifar100": _Reader(partial(read_cifar, CIFAR100), ("download",)),
+    "tiny_imagenet": _Reader(read_tiny_imagenet, ("image_size",)),
     "folder": _Reader(read_folder, ("image_size", "hold")),
     "random": _Reader(read_random, ("image_size",)),
 }
@@ -39,7 +41,7 @@ def datasets() -> list[str]:
 
     Example:
         >>> datasets()
-        ['digits', 'cifar10', 'cifar100', 'folder', 'random']
+        ['digits', 'cifar10', 'cifar100', 'tiny_imagenet', 'folder', 'random']
     """
     return list(_READERS)
 
@@ -58,10 +60,11 @@ def load(
 
     Args:
         name: ``"digits"``: scikit-learn's, for which no files are needed; ``"cifar10"`` and
-            ``"cifar100"``: their official files; ``"folder"``: ``root/train/CLASS`` and
-            ``root/val/CLASS``; ``"random"``: noise, of any size.
+            ``"cifar100"``: their official files; ``"tiny_imagenet"``: its folders or zip files;
+            ``"folder"``: ``root/train/CLASS`` and ``root/val/CLASS``; ``"random"``: noise.
         root: Where the files are.
-        image_size: Of ``"folder"`` and ``"random"``: side of the square; see `read_folder`.
+        image_size: Of all but CIFAR and digits: side of the square that images are scaled to; see
+            `read_folder`.
         label_noise: Share of the training labels that are wrong; see `with_wrong_labels`.
         seed: Of the wrong labels, and of nothing else.
         download: Of CIFAR: whether to fetch files that are not there.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ def read_folder(root: Path, *, image_size: int | None = None, hold: bool | None 
         labels = torch.repeat_interleave(torch.tensor([len(each) for each in classes.values()]))
         if held:
             with bar(f"decoding {label}", len(paths)) as advance:
-                return Held(_decode(paths, size, image_size, advance), labels)
+                return Held(decode(paths, size, image_size, advance), labels)
         if image_size is None:
             raise UserError(
                 f"image_size must be given for {root}: its images take {num_bytes / 2**30:.1f} GiB "
@@ -102,7 +103,7 @@ class Decoded(Images):
     def fetch(self, indices: Tensor) -> Tensor:
         paths = [self.paths[i] for i in indices.tolist()]
         size = (self.image_size, self.image_size)
-        return _decode(paths, size, self.image_size).to(self.device)
+        return decode(paths, size, self.image_size).to(self.device)
 
     def part(self, indices: Tensor) -> Decoded:
         rows = torch.arange(len(self))[indices.cpu()]
@@ -116,10 +117,31 @@ class Decoded(Images):
         return Decoded(self.paths, self.labels.to(device), self.image_size)
 
 
-def _decode(
-    paths: Sequence[str], size: Size, image_size: int | None, advance: Advance | None = None
+class Packed(NamedTuple):
+    """An image out of an archive."""
+
+    name: str
+    """Of archive and image, for messages."""
+    content: bytes
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def decode(
+    paths: Sequence[str | Packed],
+    size: Size,
+    image_size: int | None,
+    advance: Advance | None = None,
 ) -> Tensor:
-    """The bytes of all images, of shape (n, 3, H, W)."""
+    """The bytes of all images, of shape (n, 3, H, W).
+
+    Args:
+        paths: The files, or what is in them.
+        size: That all must have.
+        image_size: Side of the square that the middle of each is scaled to; None: as they are.
+        advance: Called after each.
+    """
     width, height = size
     if not paths:
         return torch.empty(0, 3, height, width, dtype=torch.uint8)
@@ -152,7 +174,7 @@ def _pool(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix=f"decode-{process}")
 
 
-def _open(path: str, image_size: int | None) -> Image.Image:
+def _open(path: str | Packed, image_size: int | None) -> Image.Image:
     """The decoded image, in RGB, its middle scaled to a square if a size is given.
 
     A rotation noted in the file is ignored, as usual for ImageNet.
@@ -160,7 +182,7 @@ def _open(path: str, image_size: int | None) -> Image.Image:
     from PIL import Image, ImageOps
 
     try:
-        with Image.open(path) as file:
+        with Image.open(path if isinstance(path, str) else io.BytesIO(path.content)) as file:
             deep = file.mode.startswith(("I", "F"))
             # By way of RGBA, or Pillow warns of palettes with transparent colours.
             seen = file.convert("RGBA") if "transparency" in file.info else file

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -141,9 +143,8 @@ def looks_at_samples(optimizer: Optimizer) -> bool:
 def build_data(recipe: Recipe, device: torch.device) -> Splits:
     """The splits, held on the device where they fit."""
     chosen = recipe.data
-    everything = data.load(
-        chosen.name, chosen.root, image_size=chosen.image_size, download=chosen.download
-    )
+    root = Path(chosen.root).expanduser().absolute()
+    everything = loaded(chosen.name, root, chosen.image_size, chosen.download)
     train, validation = everything.train, None
     if chosen.validation:
         train, validation = data.split(train, chosen.validation)
@@ -179,6 +180,12 @@ def build_data(recipe: Recipe, device: torch.device) -> Splits:
         everything.test.to(device),
         feed,
     )
+
+
+@functools.lru_cache(maxsize=1)
+def loaded(name: str, root: Path, image_size: int | None, download: bool) -> data.Dataset:
+    """The set; kept for the next run of this process, of which a study has many."""
+    return data.load(name, root, image_size=image_size, download=download)
 
 
 def build_model(recipe: Recipe, splits: Splits, device: torch.device) -> nn.Module:

@@ -20,7 +20,7 @@ from crsam.experiment.recipe import Recipe, differences
 from crsam.experiment.toml import load_recipe, to_toml
 from crsam.train import checkpoint
 
-CHANGES_NOTHING = ("data.root:", "data.download:", "log.tensorboard:")
+CHANGES_NOTHING = ("data.root:", "data.download:", "log.tensorboard:", "sweep.")
 """Keys that a run may go on without: they change nothing that it computes."""
 
 
@@ -60,6 +60,11 @@ class RunFolder:
     def metrics(self) -> list[dict[str, Any]]:
         """All lines so far."""
         return [json.loads(line) for line in self.metrics_file.read_text().splitlines()]
+
+    def measures(self, split: str) -> dict[str, Any] | None:
+        """What ``crsam measure`` wrote of one of the splits, if it did."""
+        file = self.path / f"measures-{split}.json"
+        return json.loads(file.read_text()) if file.is_file() else None
 
     @contextmanager
     def claim(self) -> Iterator[None]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, get_type_hints
 
 from crsam.errors import UserError
 from crsam.experiment.options import accepted, canonical
+from crsam.experiment.ranges import Sweep
 from crsam.experiment.recipe import (
     CHOICES,
     Choice,
@@ -31,6 +32,7 @@ _SECTIONS: dict[str, Callable[..., Any]] = {
     "train": Train,
     "log": Log,
     "measure": Measures,
+    "sweep": Sweep,
 }
 _KEYS = [f.name for f in fields(Recipe)]
 
@@ -91,10 +93,45 @@ class Layers:
             UserError: If something in them is wrong; begins with the file it is in.
         """
         try:
-            return _recipe(self.table)
+            recipe = _recipe(self.table)
+            _check_ranges(recipe)
+            return recipe
         except RecipeError as error:
             origin = self._origins.get(error.key)
             raise UserError(f"{origin}: {error}" if origin else str(error)) from None
+
+
+def changed(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """The recipe with other values, by their dotted keys.
+
+    Raises:
+        UserError: For a key that does not exist, or a value that is not allowed there.
+
+    Example:
+        >>> changed(Recipe(), {"methods.sam.rho": 0.2, "train.epochs": 3}).methods["sam"]["rho"]
+        0.2
+    """
+    layers = Layers()
+    layers.add(as_tables(recipe))
+    table: dict[str, Any] = {}
+    for key, value in values.items():
+        *above, last = key.split(".")
+        inside = table
+        for name in above:
+            inside = inside.setdefault(name, {})
+        inside[last] = value
+    layers.add(table)
+    return layers.recipe()
+
+
+def _check_ranges(recipe: Recipe) -> None:
+    """Refuses ranges of keys that do not exist, or with ends that are not allowed there."""
+    plain = replace(recipe, sweep=Sweep())
+    for key, value in recipe.sweep.ends():
+        try:
+            changed(plain, {key: value})
+        except UserError as error:
+            raise RecipeError(f"sweep.ranges: {error}", "sweep.ranges") from None
 
 
 def normal(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +180,7 @@ def _recipe(tables: dict[str, Any]) -> Recipe:
         if key not in ("seed", "method"):
             _require_table(key, tables[key])
     made: dict[str, Any] = {key: tables[key] for key in ("seed", "method", "methods")}
-    made |= {key: _section(key, tables) for key in _SECTIONS}
+    made |= {key: _section(key, tables) for key in _SECTIONS if key in tables}
     for key in CHOICES:
         options = dict(tables[key])
         made[key] = Choice(options.pop("name"), options)

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_type_hints
 from crsam._names import plain
 from crsam.experiment.literal import literal
 from crsam.experiment.options import canonical, checked, optimizers
+from crsam.experiment.ranges import Sweep
 from crsam.experiment.values import RecipeError, Table, fitted, require
 from crsam.train.schedule import Schedule
 
@@ -134,6 +135,8 @@ class Log:
     """Epochs between two checkpoints."""
     tensorboard: bool = False
     """Whether the same figures are written for TensorBoard."""
+    test: bool = True
+    """Whether the test set is read, after the last epoch; False for a run to choose by."""
 
     def __post_init__(self) -> None:
         _fit_fields(self, "log")
@@ -150,7 +153,9 @@ class Measures:
     every: int = 1
     """Epochs between."""
     samples: int = 2048
-    """Training images, without augmentation."""
+    """Images, without augmentation."""
+    split: Literal["train", "test"] = "train"
+    """Which images. The paper's Table 3 is of the test set; nothing is to be chosen by that."""
     num_probes: int = 20
     """Random vectors of a trace."""
 
@@ -202,6 +207,8 @@ class Recipe:
     """What is written down."""
     measure: Measures = field(default_factory=Measures)
     """Figures of flatness through training."""
+    sweep: Sweep = field(default_factory=Sweep)
+    """What ``crsam sweep`` tries; of no effect on a run."""
 
     def __post_init__(self) -> None:
         set_ = functools.partial(object.__setattr__, self)
@@ -215,6 +222,12 @@ class Recipe:
             raise RecipeError(f"optimizer.lr must be given; {name!r} has none here", "optimizer")
         set_("methods", self._settled_methods())
         set_("method", self._settled_method())
+        if not (self.log.test or self.data.validation):
+            raise RecipeError(
+                "log.test = false leaves nothing to judge a run by: data.validation must be above "
+                f"0, got {self.data.validation}",
+                "log.test",
+            )
 
     @property
     def method_options(self) -> Mapping[str, Any]:
@@ -260,8 +273,9 @@ def as_tables(recipe: Recipe) -> dict[str, Any]:
         {'name': 'digits_mlp'}
     """
     tables: dict[str, Any] = {"seed": recipe.seed, "method": recipe.method}
+    swept = ("sweep",) if recipe.sweep.ranges else ()
     for table in ("data", "augment", "loss", "model", "optimizer", "schedule", "train", "log",
-                  "measure"):  # fmt: skip
+                  "measure", *swept):  # fmt: skip
         value = getattr(recipe, table)
         if isinstance(value, Choice):
             tables[table] = {"name": value.name, **value.options}
@@ -282,7 +296,7 @@ def differences(a: Recipe, b: Recipe) -> list[str]:
         ['train.epochs: 40 there, 60 here']
     """
     there, here = flat(as_tables(a)), flat(as_tables(b))
-    tables = list(as_tables(a))
+    tables = list({**as_tables(a), **as_tables(b)})
     keys = sorted({**there, **here}, key=lambda key: tables.index(key.split(".")[0]))
 
     def said(values: dict[str, Any], key: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ FLATNESS = {"loss": "train_loss", "gradient_norm": "gradient_norm", "sharpness":
 """Those figures, and what the result calls them."""
 
 Result = dict[str, Any]
+Watch = Callable[[int, Score], None]
 
 
 def run(
@@ -43,6 +46,7 @@ def run(
     fresh: bool = False,
     label: str | None = None,
     lines: bool = True,
+    watch: Watch | None = None,
 ) -> Result:
     """Trains what the recipe says, or goes on from the last checkpoint in `folder`.
 
@@ -53,6 +57,8 @@ def run(
         fresh: Start over where there is a run already.
         label: Of the progress bar.
         lines: Say a line an epoch where there is no terminal.
+        watch: Given the epoch and the score after each look at the validation images; what it
+            raises ends the run, which can go on later.
 
     Returns:
         What is in ``result.json``; at once, if the run has been done.
@@ -75,7 +81,7 @@ def run(
         stop = stack.enter_context(stoppable())
         label = label or f"{recipe.method}, seed {recipe.seed}"
         parts = build(recipe, world, label, lines)
-        journal = stack.enter_context(closing(Journal(place, recipe, parts, world)))
+        journal = stack.enter_context(closing(Journal(place, recipe, parts, world, watch)))
         diverged_at = None
         try:
             fit(
@@ -100,8 +106,18 @@ def run(
 class Journal:
     """What a run writes down while it goes on, and reads when it starts again."""
 
-    def __init__(self, place: RunFolder, recipe: Recipe, parts: Parts, world: World) -> None:
+    def __init__(
+        self,
+        place: RunFolder,
+        recipe: Recipe,
+        parts: Parts,
+        world: World,
+        watch: Watch | None = None,
+    ) -> None:
         self.place, self.recipe, self.parts, self.world = place, recipe, parts, world
+        self.watch, self.validated = watch, (-1, Score(math.nan, math.nan))
+        self.epoch_began: float | None = None
+        self.epoch_seconds: list[float] = []
         self.autocast = autocast_of(recipe)
         self.began, self.seconds_before, length = time.perf_counter(), 0.0, 0
         if place.checkpoint_file.exists():
@@ -132,24 +148,30 @@ class Journal:
 
     def ended_epoch(self, epoch: int) -> None:
         last = epoch == self.parts.plan.epochs
+        if self.epoch_began is not None:  # not the first of this process: it compiles
+            self.epoch_seconds.append(time.perf_counter() - self.epoch_began)
         self.world.agree(self.parts.training.model, self.parts.training.judged)
         if self.parts.splits.validation is not None and (
             last or epoch % self.recipe.log.evaluate == 0
         ):
             score = self.score(self.parts.splits.validation, "validating")
             self.write("validation", {"epoch": epoch, **score._asdict()})
+            self.validated = self.parts.training.step, score
+            if self.watch is not None:
+                self.watch(epoch, score)
         wanted = self.recipe.measure
         if wanted.metrics and (last or epoch % wanted.every == 0):
             self.write("measure", {"epoch": epoch, **self.measured()})
         if last or epoch % self.recipe.log.checkpoint == 0:
             self.save()
+        self.epoch_began = time.perf_counter()
 
     def measured(self) -> Metrics:
         """The figures that the recipe asks for, and their errors."""
         wanted, splits = self.recipe.measure, self.parts.splits
         found = measure(
             self.parts.training.judged,
-            splits.train,
+            splits.train if wanted.split == "train" else splits.test,
             splits.feed,
             wanted.metrics,
             samples=wanted.samples,
@@ -185,37 +207,57 @@ class Journal:
         return self.seconds_before + time.perf_counter() - self.began
 
     def finish(self, diverged_at: int | None) -> Result:
-        """The test set, once; and the figures that show how flat the place is."""
-        seconds, step = self.seconds, self.parts.training.step
-        test = self.score(self.parts.splits.test, "testing")
-        if diverged_at is None and not math.isfinite(test.loss):
+        """The test set, once, if at all; and the figures that show how flat the place is."""
+        seconds, step, splits = self.seconds, self.parts.training.step, self.parts.splits
+        validation = self.last_validation()
+        test = self.score(splits.test, "testing") if self.recipe.log.test else None
+        judged = test or validation
+        assert judged is not None  # a recipe without either is refused
+        if diverged_at is None and not math.isfinite(judged.loss):
             diverged_at = step  # the very last step did it
         result: Result = {
             "method": self.recipe.method,
             "seed": self.recipe.seed,
-            "test_accuracy": test.accuracy,
-            "test_loss": test.loss,
+            "test_accuracy": test and test.accuracy,
+            "test_loss": test and test.loss,
+            "validation_accuracy": validation and validation.accuracy,
+            "validation_loss": validation and validation.loss,
             "train_loss": None,
             "gradient_norm": None,
             "sharpness": None,
             "steps": step,
             "seconds": round(seconds, 3),
+            "seconds_per_epoch": self.seconds_per_epoch(seconds),
             "images_per_second": round(step * self.parts.batches.batch_size / seconds, 1),
             "diverged_at": diverged_at,
         }
         if diverged_at is None:
-            splits = self.parts.splits
             model = self.parts.training.judged
             found = measure(
                 model, splits.train, splits.feed, FLATNESS, samples=NUM_MEASURED, world=self.world
             )
             result |= {FLATNESS[name]: figure.value for name, figure in found.items()}
-        self.write("test", {"step": step, **test._asdict()})
+        if test is not None:
+            self.write("test", {"step": step, **test._asdict()})
         result = finite(result)
         if self.world.is_main:
             self.place.write_json(self.place.result_file.name, result)
         self.world.wait()
         return result
+
+    def last_validation(self) -> Score | None:
+        """Of the weights as they are now, where images were held out."""
+        images, (step, score) = self.parts.splits.validation, self.validated
+        if images is None:
+            return None
+        current = step == self.parts.training.step
+        return score if current else self.score(images, "validating")
+
+    def seconds_per_epoch(self, seconds: float) -> float:
+        """The median of those after the first, which compiles; of a single one, all there is."""
+        epochs = self.parts.training.step / len(self.parts.batches)
+        found = statistics.median(self.epoch_seconds) if self.epoch_seconds else seconds / epochs
+        return round(found, 4)
 
     def close(self) -> None:
         for file in (self.log, self.scalars):

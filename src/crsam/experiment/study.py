@@ -75,6 +75,8 @@ def compare(
         raise UserError(f"a method is named twice: {', '.join(methods)}")
     if num_seeds < 1:
         raise UserError(f"the number of seeds must be at least 1, got {num_seeds}")
+    if not recipe.log.test:
+        raise UserError("methods are compared on the test set: log.test must be true, got False")
     world = world or World()
     recipes = [
         replace(recipe, method=method, seed=recipe.seed + k)

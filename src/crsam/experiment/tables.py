@@ -13,6 +13,7 @@ from crsam.experiment.bench import EPOCH, Cost
 from crsam.experiment.measure import Figure, Setting
 from crsam.experiment.run import Result
 from crsam.experiment.study import Row, Spread
+from crsam.experiment.sweep import Trial
 
 NEXT_AFTER_DEMO = """
 The runs are in {folder}. Next:
@@ -102,10 +103,11 @@ def show_figures(figures: Mapping[str, Figure], title: str) -> None:
 
 def show_result(result: Result, folder: Path) -> None:
     """What came out of one run."""
-    loss = result["test_loss"]
+    kind = "validation" if result["test_accuracy"] is None else "test"
+    loss = result[f"{kind}_loss"]
     print(
         f"{result['method']}, seed {result['seed']}: "
-        f"test accuracy {result['test_accuracy']:.2f} %, "
+        f"{kind} accuracy {result[f'{kind}_accuracy']:.2f} %, "
         f"loss {float('nan') if loss is None else loss:.4f}, "
         f"{result['steps']} steps in {result['seconds']:.0f} s "
         f"({result['images_per_second']:,.0f} images/s); {folder}"
@@ -115,6 +117,31 @@ def show_result(result: Result, folder: Path) -> None:
             f"The loss was not finite any more at step {result['diverged_at']}: "
             "try a smaller learning rate or ρ, or a warm-up."
         )
+
+
+def console() -> Console:
+    """Wide enough for all columns where there is no terminal to fit."""
+    found = Console()
+    return found if found.is_terminal else Console(width=120)
+
+
+def show_trials(trials: Sequence[Trial], title: str, most: int = 20) -> None:
+    """Trials of a sweep, the best one first."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    keys = list(dict.fromkeys(key for trial in trials for key in trial.values))
+    short = [key.rpartition(".")[2] for key in keys]
+    names = [key if short.count(last) > 1 else last for key, last in zip(keys, short)]
+    for heading in ("trial", "validation, %", "epochs", "", *names):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for trial in trials[:most]:
+        accuracy = "—" if trial.accuracy is None else f"{trial.accuracy:.2f}"
+        state = "" if trial.state == "complete" else trial.state
+        values = (trial.values.get(key, "") for key in keys)
+        said = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in values)
+        table.add_row(str(trial.number), accuracy, str(trial.epochs), state, *said)
+    console().print(table)
+    if len(trials) > most:
+        print(f"and {len(trials) - most} more")
 
 
 def with_spread(value: Spread) -> str:
@@ -128,3 +155,16 @@ def with_error(value: Spread) -> str:
 def significant(value: float) -> str:
     """Three digits, however small."""
     return "—" if math.isnan(value) else f"{value:.3g}"
+
+
+def folded(names: Sequence[str]) -> list[str]:
+    """Names, those of a folder within a folder as one.
+
+    Example:
+        >>> folded(["demo", "cifar10/quick", "paper/cifar10/a", "paper/cifar10/b"])
+        ['demo', 'cifar10/quick', 'paper/cifar10/… (2)']
+    """
+    deep = [name.rpartition("/")[0] for name in names if name.count("/") > 1]
+    shown = [f"{name.rpartition('/')[0]}/… ({deep.count(name.rpartition('/')[0])})"
+             if name.count("/") > 1 else name for name in names]  # fmt: skip
+    return list(dict.fromkeys(shown))

@@ -14,6 +14,9 @@ from crsam.experiment.layers import Layers
 from crsam.experiment.literal import bare, literal
 from crsam.experiment.recipe import CHOICES, Recipe, as_tables
 
+STUDIES = "studies/"
+"""Where among the shipped recipes those with a ``[study]`` table are."""
+
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """A recipe out of a file or by the name of a shipped one.
@@ -31,12 +34,26 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         >>> load_recipe("demo", ["method=sam", "train.epochs=10"]).train.epochs
         10
     """
+    layers = read_layers(source, overrides)
+    if "study" in layers.table:
+        raise UserError(f"{source} has a [study] table: crsam study {source} runs it")
+    return layers.recipe()
+
+
+def read_layers(source: str | Path, overrides: Sequence[str] = (), also: str = "") -> Layers:
+    """All that a file, its bases and the overrides say, not yet checked.
+
+    Args:
+        source: As of `load_recipe`.
+        overrides: As of `load_recipe`.
+        also: A folder of the shipped files in which a name may be, too.
+    """
     layers = Layers()
-    for file in reversed(_chain(_find(source))):
+    for file in reversed(_chain(_find(source, also))):
         layers.add({k: v for k, v in file.table.items() if k != "base"}, file.label)
     layers.fill()
     layers.add(_overriding(overrides))
-    return layers.recipe()
+    return layers
 
 
 def recipes() -> list[str]:
@@ -48,7 +65,21 @@ def recipes() -> list[str]:
         >>> "cifar10/resnet18" in recipes()
         True
     """
-    return [name for name in _shipped() if name.rpartition("/")[2] != "base"]
+    return [
+        name
+        for name in _shipped()
+        if name.rpartition("/")[2] != "base" and not name.startswith(STUDIES)
+    ]
+
+
+def studies() -> list[str]:
+    """The names of the studies that come with the package.
+
+    Example:
+        >>> "digits" in studies()
+        True
+    """
+    return [name.removeprefix(STUDIES) for name in _shipped() if name.startswith(STUDIES)]
 
 
 def to_toml(recipe: Recipe) -> str:
@@ -112,10 +143,12 @@ def _base(file: _File) -> _File:
     return _read(str(path), path)
 
 
-def _find(source: str | Path) -> _File:
+def _find(source: str | Path, also: str = "") -> _File:
     shipped = _shipped()
-    if isinstance(source, str) and source in shipped:
-        return _read_shipped(source)
+    if isinstance(source, str):
+        for name in (also + source, source):
+            if name in shipped:
+                return _read_shipped(name)
     path = Path(source).expanduser()
     if path.is_file():
         return _read(str(source), path)
@@ -123,7 +156,8 @@ def _find(source: str | Path) -> _File:
         name = path.with_suffix("").as_posix()
         hint = f": did you mean the shipped recipe {name!r}?" if name in shipped else ""
         raise UserError(f"there is no file {str(source)!r}{hint}")
-    raise UserError(f"{unknown('recipe', source, recipes())}, or give a path to a .toml file")
+    kind, names = ("study", studies()) if also == STUDIES else ("recipe", recipes())
+    raise UserError(f"{unknown(kind, source, names)}, or give a path to a .toml file")
 
 
 def _shipped() -> dict[str, Traversable]:

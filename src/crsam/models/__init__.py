@@ -17,6 +17,7 @@ from crsam._names import named
 from crsam.models.pyramidnet import PyramidNet
 from crsam.models.resnet import ResNet
 from crsam.models.small import DigitsConv, DigitsMLP
+from crsam.models.vit import ViT
 from crsam.models.wide_resnet import WideResNet
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "DigitsMLP",
     "PyramidNet",
     "ResNet",
+    "ViT",
     "WideResNet",
     "make_model",
     "models",
@@ -36,6 +38,8 @@ _MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet101": partial(ResNet, 101),
     "wrn28_10": WideResNet,
     "pyramidnet110": PyramidNet,
+    "vit_s32": ViT,
+    "vit_b32": partial(ViT, width=768, heads=12),
     "digits_conv": DigitsConv,
     "digits_mlp": DigitsMLP,
 }

@@ -14,6 +14,7 @@ from crsam.data.augment import (
     Basic,
     Chain,
     Cutout,
+    Inception,
     Mixup,
     Nothing,
     RandAugment,
@@ -56,6 +57,7 @@ class NoReads(TorchDispatchMode):
 def test_names_stand_for_their_chains() -> None:
     assert make_augment("none") == Nothing()
     assert make_augment("Basic", pad=2) == Basic(pad=2)
+    assert make_augment("inception", least=0.5) == Inception(0.5)
     assert make_augment("cutout", side=8) == Chain((Basic(), Cutout(8)))
     assert make_augment("auto-augment") == Chain((Basic(), AutoAugment(), Cutout(16)))
     assert make_augment("autoaugment", policy="imagenet", side=0, pad=1) == Chain(
@@ -69,7 +71,7 @@ def test_names_stand_for_their_chains() -> None:
 def test_an_unknown_name_is_told_the_nearest() -> None:
     with pytest.raises(ValueError, match="unknown augmentation 'cutuot': did you mean 'cutout'"):
         make_augment("cutuot")
-    with pytest.raises(ValueError, match="there are none, basic, cutout, autoaugment"):
+    with pytest.raises(ValueError, match="there are none, basic, inception, cutout, autoaugment"):
         make_augment("zzz")
     with pytest.raises(TypeError, match="sied"):
         make_augment("cutout", sied=3)
@@ -78,7 +80,7 @@ def test_an_unknown_name_is_told_the_nearest() -> None:
 @every_name
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_generator_alone_decides(name: str, channels: int) -> None:
-    options = {} if name in ("none", "basic") else {"fill": (9,)}
+    options = {} if name in ("none", "basic", "inception") else {"fill": (9,)}
     augment, x = make_augment(name, **options), random_images(32, (16, 12), channels)
     before = x.clone()
     torch.manual_seed(1)

@@ -15,6 +15,7 @@ from crsam.data.augment.autoaugment import AutoAugment
 from crsam.data.augment.base import Augmentation, Chain, Nothing
 from crsam.data.augment.basic import Basic, flip, padded_crop
 from crsam.data.augment.cutout import CIFAR10_MEAN, Cutout, cut
+from crsam.data.augment.inception import Inception, scaled_crop
 from crsam.data.augment.labels import smooth_one_hot
 from crsam.data.augment.mixup import Mixup
 from crsam.data.augment.ops import Op, apply_op
@@ -28,6 +29,7 @@ __all__ = [
     "Basic",
     "Chain",
     "Cutout",
+    "Inception",
     "Mixup",
     "Nothing",
     "Op",
@@ -40,6 +42,7 @@ __all__ = [
     "normalize",
     "options",
     "padded_crop",
+    "scaled_crop",
     "smooth_one_hot",
 ]
 
@@ -53,9 +56,11 @@ def make_augment(name: str, **options: Any) -> Augmentation:
     """An augmentation by its name.
 
     Args:
-        name: ``"none"``; ``"basic"``; ``"cutout"``: basic, then cutout; ``"autoaugment"`` and
-            ``"randaugment"``: basic, then the method, then cutout, as in their papers on CIFAR.
-        **options: `pad` and `flip_share` of `Basic`; `side` (0: no cutout) and `fill` of `Cutout`;
+        name: ``"none"``; ``"basic"``; ``"inception"``, for photographs; ``"cutout"``: basic, then
+            cutout; ``"autoaugment"`` and ``"randaugment"``: basic, then the method, then cutout,
+            as in their papers on CIFAR.
+        **options: `pad` and `flip_share` of `Basic`; `least`, `shape` and `flip_share` of
+            `Inception`; `side` (0: no cutout) and `fill` of `Cutout`;
             `policy` and `levels` of `AutoAugment`; `num_ops` and `magnitude` of `RandAugment`.
 
     Raises:
@@ -121,6 +126,7 @@ def _around(
 _AUGMENTATIONS: dict[str, Callable[..., Augmentation]] = {
     "none": Nothing,
     "basic": Basic,
+    "inception": Inception,
     "cutout": _cutout,
     "autoaugment": _autoaugment,
     "randaugment": _randaugment,

@@ -1,0 +1,1 @@
+"""A fair comparison: all chosen on validation images, paired seeds, the test set read once."""

@@ -1,0 +1,217 @@
+"""The runs of a study: which there are, which are done, and what follows from those."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from crsam.experiment.fair.study import Study
+from crsam.experiment.folder import RunFolder
+from crsam.experiment.literal import literal
+from crsam.experiment.recipe import Recipe
+from crsam.experiment.run import Result
+from crsam.experiment.values import Table
+
+Stage = Literal["choose", "final", "equal-time"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a study."""
+
+    stage: Stage
+    contestant: str
+    setting: Table | None
+    """What is tried, or was chosen; None: not chosen yet."""
+    recipe: Recipe
+    result: Result | None = None
+    """Of a run that is done."""
+    measures: Mapping[str, float] | None = None
+    """Figures of its model, such as ``"hessian_trace, test"``, where they were asked for."""
+
+    @property
+    def place(self) -> Path:
+        """Its folder in that of the study."""
+        path = Path(self.stage) / named(self.contestant)
+        if self.stage == "choose":
+            assert self.setting is not None
+            path /= named(said(self.setting, "=")) or "only"
+        return path / f"seed{self.recipe.seed}"
+
+    @property
+    def epochs(self) -> int:
+        return self.recipe.train.epochs
+
+
+def named(text: str) -> str:
+    """The text as the name of a folder.
+
+    Example:
+        >>> named("CR-SAM log")
+        'cr-sam-log'
+    """
+    return re.sub(r"[^a-z0-9.=+_-]+", "-", text.lower()).strip("-")
+
+
+def said(setting: Mapping[str, Any], equals: str = " = ") -> str:
+    """A setting in words.
+
+    Example:
+        >>> said({"rho": 0.1, "form": "log"})
+        'rho = 0.1, form = log'
+    """
+    return ", ".join(f"{k}{equals}{literal(v)}".replace('"', "") for k, v in setting.items())
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A study as its folder shows it."""
+
+    study: Study
+    jobs: tuple[Job, ...]
+    """All of them, in the order in which they are run."""
+    chosen: Mapping[str, Table]
+    """What each contestant has chosen; those are not in it that have not yet."""
+
+    @property
+    def pending(self) -> list[Job]:
+        """Those that could be run now."""
+        return [job for job in self.jobs if job.result is None and job.setting is not None]
+
+    @property
+    def is_complete(self) -> bool:
+        return all(job.result is not None for job in self.jobs)
+
+    def of(self, stage: Stage, contestant: str | None = None) -> list[Job]:
+        """The jobs of a stage, done or not."""
+        return [j for j in self.jobs if j.stage == stage and contestant in (None, j.contestant)]
+
+    def seconds(self, job: Job) -> float | None:
+        """How long a run takes: as its contestant's last ones, or as the study says."""
+        each = per_epoch(self.jobs, job.contestant)
+        each = each or self.study.contestants[job.contestant].seconds_per_epoch
+        if each is None:
+            return None
+        return each * trained_on(job) * job.epochs + self.study.overhead_seconds
+
+
+def look(study: Study, folder: str | Path) -> Progress:
+    """The runs of a study and those of them that are done."""
+    folder = Path(folder)
+    jobs = _read(study, folder, _to_choose(study))
+    chosen: dict[str, Table] = {}
+    for name in study.contestants:
+        settings = study.settings(name)
+        mine = [job for job in jobs if job.contestant == name]
+        if len(settings) == 1:
+            chosen[name] = settings[0]
+        elif all(job.result is not None for job in mine):
+            chosen[name] = best(mine)
+    finals = _read(study, folder, _final(study, chosen))
+    more = _read(study, folder, _equal_time(study, chosen, finals))
+    return Progress(study, (*jobs, *finals, *more), chosen)
+
+
+def best(jobs: Sequence[Job]) -> Table:
+    """The setting of the highest mean validation accuracy; of equals, that of the lowest loss."""
+    found: dict[Table, list[Result]] = {}
+    for job in jobs:
+        assert job.setting is not None and job.result is not None  # noqa: PT018
+        found.setdefault(job.setting, []).append(job.result)
+
+    def merit(setting: Table) -> tuple[float, float]:
+        accuracy = [r["validation_accuracy"] for r in found[setting]]
+        losses = [r["validation_loss"] for r in found[setting]]
+        if any(r["diverged_at"] is not None for r in found[setting]) or None in losses:
+            return -math.inf, -math.inf
+        return statistics.fmean(accuracy), -statistics.fmean(losses)
+
+    return max(found, key=merit)
+
+
+def per_epoch(jobs: Iterable[Job], contestant: str, stage: Stage | None = None) -> float | None:
+    """Seconds that an epoch of the whole set takes a contestant.
+
+    Those of its fastest run: the others may have had to share the machine.
+    """
+    found = [
+        job.result["seconds_per_epoch"] / trained_on(job)
+        for job in jobs
+        if job.contestant == contestant and job.result and stage in (None, job.stage)
+    ]
+    return min(found, default=None)
+
+
+def trained_on(job: Job) -> float:
+    """The share of the training set that is not held out."""
+    return 1 - job.recipe.data.validation
+
+
+def _to_choose(study: Study) -> list[Job]:
+    if study.choose is None:
+        return []
+    return [
+        Job("choose", name, setting, study.recipe_to_choose(name, setting, seed))
+        for seed in study.choose.seeds
+        for name in study.contestants
+        if len(settings := study.settings(name)) > 1  # or there is nothing to choose
+        for setting in settings
+    ]
+
+
+def _final(study: Study, chosen: Mapping[str, Table]) -> list[Job]:
+    return [
+        Job("final", n, chosen.get(n), study.recipe_of(n, chosen.get(n, Table()), seed))
+        for seed in study.seeds
+        for n in study.contestants
+    ]
+
+
+def _equal_time(study: Study, chosen: Mapping[str, Table], finals: Sequence[Job]) -> list[Job]:
+    equal = study.equal_time
+    if equal is None:
+        return []
+    factor = equal.factor
+    both = [job for job in finals if job.contestant in (equal.give, equal.of)]
+    if factor is None and all(job.result for job in both):
+        more, less = (per_epoch(both, name, "final") for name in (equal.of, equal.give))
+        factor = more / less if more and less else None
+    # Until the final runs have shown the factor, the epochs are a guess for the estimate alone.
+    epochs = max(1, round(study.recipe.train.epochs * (factor or 1.5)))
+    setting = None if factor is None else chosen.get(equal.give)
+    longer = {"train.epochs": epochs}
+    return [
+        Job(
+            "equal-time",
+            equal.give,
+            setting,
+            study.recipe_of(equal.give, setting or {}, seed, longer),
+        )
+        for seed in study.seeds
+    ]
+
+
+def _read(study: Study, folder: Path, jobs: Iterable[Job]) -> list[Job]:
+    return [job if job.setting is None else _with_result(study, folder, job) for job in jobs]
+
+
+def _with_result(study: Study, folder: Path, job: Job) -> Job:
+    """The job as done, if it is, and measured where that is asked for."""
+    place, wanted = RunFolder(folder / job.place), study.measure
+    if wanted is None or job.stage != "final":
+        return replace(job, result=place.result())
+    contents = {split: place.measures(split) for split in wanted.splits}
+    if None in contents.values():
+        return job
+    measures = {
+        f"{name}, {split}": figure["value"]
+        for split, content in contents.items()
+        if content is not None
+        for name, figure in content["metrics"].items()
+    }
+    return replace(job, result=place.result(), measures=measures)

@@ -1,0 +1,168 @@
+"""A study on the terminal: what it will do, and what it says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich.table import Table as Grid
+
+from crsam.experiment.fair.interval import Interval
+from crsam.experiment.fair.jobs import Job, Progress, said
+from crsam.experiment.fair.verdict import Tried, Verdict, mean_over, over, sensitivity, verdict
+from crsam.experiment.study import Spread
+from crsam.experiment.tables import console
+
+
+def show_plan(progress: Progress) -> None:
+    """All runs, a line for those that differ in seed or setting alone, and how long they take."""
+    grid = _grid(
+        "", "stage", "contestant", "setting", "seeds", "epochs", "runs", "done", "a run", "left"
+    )
+    total: list[float | None] = []
+    jobs = _by_contestant(progress.jobs)
+    for (stage, name), same in groupby(jobs, lambda job: (job.stage, job.contestant)):
+        group = list(same)
+        each = progress.seconds(group[0])
+        left = sum(job.result is None for job in group)
+        total.append(None if each is None else each * left)
+        grid.add_row(
+            stage,
+            name,
+            _settings(group),
+            " ".join(str(seed) for seed in dict.fromkeys(job.recipe.seed for job in group)),
+            _epochs(group[0]),
+            str(len(group)),
+            str(len(group) - left),
+            _duration(each),
+            _duration(total[-1]),
+        )
+    console().print(grid)
+    known = sum(seconds for seconds in total if seconds is not None)
+    more = " and what is not known yet" if None in total else ""
+    print(f"\n{len(progress.jobs)} runs, {_duration(known)}{more} to go.")
+
+
+def show_verdict(progress: Progress) -> None:
+    """The tables of a study, or of what has been done of it."""
+    found = verdict(progress)
+    if found.tried:
+        _show_tried(found.tried)
+    if found.rows:
+        _show_rows(found, progress)
+    for each in found.at_an_edge:
+        print(f"{each} is at the edge of what was tried: a wider grid may have a better one.")
+    if not progress.is_complete:
+        done = sum(job.result is not None for job in progress.jobs)
+        print(f"{done} of {len(progress.jobs)} runs are done; the same command goes on from here.")
+
+
+def _show_tried(tried: Sequence[Tried]) -> None:
+    keys = list(dict.fromkeys(key for each in tried for key in each.setting))
+    for key in keys:
+        values = sorted({each.setting[key] for each in tried if key in each.setting}, key=_rank)
+        curves = over(tried, key)
+        if not curves:
+            continue
+        others = ", the rest as chosen" if len(keys) > 1 else ""
+        grid = _grid(f"Validation accuracy in % by {key}{others}", "contestant",
+                     *map(str, values), "mean", "best − worst")  # fmt: skip
+        for name, curve in curves.items():
+            cells = [_accuracy(curve[value]) if value in curve else "" for value in values]
+            chosen = next(t.setting[key] for t in tried if t.is_chosen and t.contestant == name)
+            cells[values.index(chosen)] = f"[bold]{cells[values.index(chosen)]} ←[/bold]"
+            grid.add_row(name, *cells, f"{mean_over(curve):.2f}", f"{sensitivity(curve):.2f}")
+        console().print(grid)
+        print()
+
+
+def _show_rows(found: Verdict, progress: Progress) -> None:
+    reference = progress.study.reference
+    grid = _grid("Test accuracy in % after the last epoch", "contestant", "setting", "epochs",
+                 "accuracy", f"against {reference}", "95 % interval", "time")  # fmt: skip
+    for row in found.rows:
+        difference = row.difference
+        grid.add_row(
+            row.contestant + (f" ({row.num_diverged} diverged)" if row.num_diverged else ""),
+            said(row.setting),
+            str(row.epochs),
+            _accuracy(row.accuracy),
+            "" if difference is None else f"{difference.mean:+.2f}",
+            "" if difference is None else _ends(difference),
+            "—" if math.isnan(row.time) else f"{row.time:.1f}×",
+        )
+    console().print(grid)
+    seeds = " ".join(map(str, progress.study.seeds))
+    print(f"\nMean ± standard deviation over the seeds {seeds}; differences seed by seed.")
+    for name, value in found.at_equal_time:
+        print(f"At equal time: {name} {value.mean:+.2f}  {_ends(value)}".rstrip())
+    figures = list(dict.fromkeys(name for row in found.rows for name in row.figures))
+    grid = _grid("\nHow flat the final models are", "contestant", *figures)
+    for row in found.rows:
+        grid.add_row(row.contestant, *(_significant(row.figures[n]) if n in row.figures else ""
+                                       for n in figures))  # fmt: skip
+    console().print(grid)
+
+
+def _epochs(job: Job) -> str:
+    """Of a run at equal time a guess, until the others have shown the factor."""
+    return (
+        f"~{job.epochs}" if job.stage == "equal-time" and job.setting is None else str(job.epochs)
+    )
+
+
+def _grid(title: str, *headings: str) -> Grid:
+    grid = Grid(title=title or None, title_justify="left", box=None, pad_edge=False,
+                padding=(0, 2, 0, 0))  # fmt: skip
+    for heading in headings:
+        text = heading in ("stage", "contestant", "setting", "seeds")
+        grid.add_column(heading, justify="left" if text else "right", no_wrap=heading != "setting")
+    return grid
+
+
+def _by_contestant(jobs: Sequence[Job]) -> list[Job]:
+    """In order of stages, then of contestants."""
+    names = list(dict.fromkeys((job.stage, job.contestant) for job in jobs))
+    return sorted(jobs, key=lambda job: names.index((job.stage, job.contestant)))
+
+
+def _settings(jobs: Sequence[Job]) -> str:
+    if jobs[0].setting is None:
+        return "to be chosen"
+    values: dict[str, dict[str, None]] = {}
+    for job in jobs:
+        for key, value in (job.setting or {}).items():
+            values.setdefault(key, {})[said({"": value}, "")] = None
+    return "; ".join(f"{key} = {', '.join(found)}" for key, found in values.items())
+
+
+def _rank(value: object) -> tuple[bool, float, str]:
+    number = isinstance(value, int | float)
+    return not number, float(value) if isinstance(value, int | float) else 0.0, str(value)
+
+
+def _accuracy(value: Spread) -> str:
+    return f"{value.mean:.2f}" + ("" if value.num < 2 else f" ± {value.std:.2f}")
+
+
+def _ends(value: Interval) -> str:
+    return "" if math.isnan(value.low) else f"{value.low:+.2f} to {value.high:+.2f}"
+
+
+def _significant(value: Spread) -> str:
+    return "—" if math.isnan(value.mean) else f"{value.mean:.3g}"
+
+
+def _duration(seconds: float | None) -> str:
+    """Such as ``1:05`` or ``2:00:10``.
+
+    Example:
+        >>> _duration(65), _duration(None)
+        ('1:05', '?')
+    """
+    if seconds is None:
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,119 @@
+"""A study in one small file: every run with its recipe, place of origin and curves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from crsam.experiment.fair.jobs import Job, Progress
+from crsam.experiment.fair.verdict import verdict
+from crsam.experiment.folder import RunFolder, finite
+from crsam.experiment.recipe import as_tables, flat
+from crsam.train import checkpoint
+
+LIMIT = 200_000
+"""Bytes; of a longer summary the curves have fewer points."""
+KIND = "crsam study"
+RESULTS = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss", "train_loss",
+           "gradient_norm", "sharpness", "steps", "seconds", "seconds_per_epoch",
+           "diverged_at")  # fmt: skip
+CURVES = {"train": ("loss", "accuracy"), "validation": ("accuracy", "loss")}
+"""What is kept of the lines of each kind."""
+
+
+def write_summary(progress: Progress, folder: Path, file: Path) -> None:
+    """Writes all that is known, every run on a line of its own."""
+    every, text = 1, as_text(summary(progress, folder))
+    while len(text.encode()) > LIMIT and every < 1 << 20:
+        every *= 2
+        text = as_text(summary(progress, folder, every))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint.write(file, text.encode())
+
+
+def summary(progress: Progress, folder: Path, every: int = 1) -> dict[str, Any]:
+    """The study, what it says, and its runs.
+
+    Args:
+        progress: Of the study.
+        folder: Of its runs.
+        every: Epochs between two points of a curve; the last one is always there.
+    """
+    study = progress.study
+    recipe = as_tables(study.recipe)
+    return {
+        "kind": KIND,
+        "study": study.name,
+        "is_complete": progress.is_complete,
+        "reference": study.reference,
+        "recipe": recipe,
+        "chosen": {name: dict(setting) for name, setting in progress.chosen.items()},
+        "verdict": verdict(progress).as_json(),
+        "runs": [
+            _run(job, folder, flat(recipe), every)
+            for job in progress.jobs
+            if job.result is not None
+        ],
+    }
+
+
+def as_text(content: Mapping[str, Any]) -> str:
+    """JSON with a line for each key, and for each run."""
+    lines = []
+    for key, value in finite(content).items():
+        if key == "runs":
+            each = ",\n  ".join(json.dumps(run, allow_nan=False) for run in value)
+            lines.append(f' "runs": [\n  {each}\n ]')
+        else:
+            lines.append(f" {json.dumps(key)}: {json.dumps(value, allow_nan=False)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _run(job: Job, folder: Path, base: Mapping[str, Any], every: int) -> dict[str, Any]:
+    assert job.result is not None and job.setting is not None  # noqa: PT018
+    place = RunFolder(folder / job.place)
+    origin = json.loads((place.path / "environment.json").read_text())
+    own = flat(as_tables(job.recipe))
+    return {
+        "stage": job.stage,
+        "contestant": job.contestant,
+        "setting": dict(job.setting),
+        "seed": job.recipe.seed,
+        "changes": {key: value for key, value in own.items() if base.get(key) != value},
+        **{key: origin.get(key) for key in ("commit", "date", "hardware")},
+        "torch": origin["versions"]["torch"],
+        **{key: rounded(job.result.get(key)) for key in RESULTS},
+        **({"measures": _rounded(job.measures)} if job.measures else {}),
+        "epochs": curves(place.metrics(), every),
+    }
+
+
+def curves(lines: list[dict[str, Any]], every: int = 1) -> dict[str, list[Any]]:
+    """Figures by epoch: the last line of each kind that an epoch has.
+
+    Example:
+        >>> curves([{"kind": "train", "epoch": 1.0, "loss": 2.12345, "accuracy": 50.0}])
+        {'epoch': [1], 'train_loss': [2.123], 'train_accuracy': [50.0]}
+    """
+    ends = {line["epoch"] for line in lines if line["kind"] == "train" and line["epoch"] % 1 == 0}
+    shown = [e for e in sorted(ends) if e % every == 0 or e == max(ends)]
+    found: dict[str, list[Any]] = {"epoch": [int(epoch) for epoch in shown]}
+    for kind in ("train", "validation", "measure"):
+        by_epoch = {line["epoch"]: line for line in lines if line["kind"] == kind}
+        names = CURVES.get(kind) or {k for line in by_epoch.values() for k in line}
+        for name in sorted(set(names) - {"kind", "epoch"}, key=list(names).index):
+            values = [by_epoch.get(epoch, {}).get(name) for epoch in shown]
+            if any(value is not None for value in values):
+                found[f"{kind}_{name}"] = [rounded(value) for value in values]
+    return found
+
+
+def _rounded(figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: rounded(value) for name, value in figures.items()}
+
+
+def rounded(value: Any) -> Any:
+    """Four digits, or two behind the point of an accuracy; whole numbers stay."""
+    return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -1,0 +1,135 @@
+"""The paper's Tables 1 to 3 on the terminal, ours beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from crsam.experiment.paper import Ours, Setup, longest, printed
+from crsam.experiment.study import Spread
+from crsam.experiment.tables import console
+
+NONE = "—"
+DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet": "ImageNet-1k"}
+FIGURES = {
+    "gradient_norm": "‖∇L‖",
+    "hessian_trace": "Tr ∇²L",
+    "normalized_trace": "C(w)",
+    "test_accuracy": "accuracy",
+}
+
+
+def show_table(name: str, found: Sequence[Ours]) -> None:
+    """One of the paper's tables: cifar, imagenet or geometry.
+
+    Args:
+        name: Of the table.
+        found: Our own figures.
+    """
+    used = {"cifar": _cifar, "imagenet": _imagenet, "geometry": _geometry}[name](found)
+    print()
+    if not used:
+        print("Of these we have none.")
+        return
+    details = _grid("Ours", "data", "model", "augment", "contestant", "accuracy", "seeds", "epochs",
+                    "hardware", "file")  # fmt: skip
+    for ours in used:
+        setup = ours.setup
+        cells = (setup.data, setup.model, setup.augment, ours.contestant, _mean(ours.accuracy))
+        more = (str(ours.accuracy.num), str(ours.epochs), ours.hardware, ours.source)
+        details.add_row(*cells, *more)
+    console().print(details)
+    print("\nAbove stand those of most epochs, then of most seeds, then the first in the file.")
+
+
+def _cifar(found: Sequence[Ours]) -> list[Ours]:
+    """Table 1; what of ours belongs to it."""
+    methods = {"sgd": "base", "sam": "sam", "crsam": "crsam"}
+    grid = _grid("Table 1: test accuracy in %, the paper's and ours", "model", "augment", "data",
+                 "SGD", "ours", "SAM", "ours", "CR-SAM", "ours")  # fmt: skip
+    used: list[Ours] = []
+    for model, rows in printed("cifar").items():
+        for data in ("cifar10", "cifar100"):
+            for augment, figures in rows[data].items():
+                cells = [rows["title"], augment, DATA[data]]
+                for key, method in methods.items():
+                    mine = _of(found, Setup(data, model, augment, method))
+                    used += mine
+                    cells += [f"{figures[key][0]:.2f}", _best(mine)]
+                grid.add_row(*cells)
+        grid.add_section()
+    console().print(grid)
+    return used
+
+
+def _imagenet(found: Sequence[Ours]) -> list[Ours]:
+    """Table 2; ours are of ImageNet-1k alone."""
+    methods = {"vanilla": "base", "sam": "sam", "rsam": "rsam", "crsam": "crsam"}
+    grid = _grid("Table 2: accuracy in %, the paper's and ours", "model", "data", "vanilla", "ours",
+                 "SAM", "ours", "R-SAM", "ours", "CR-SAM", "ours")  # fmt: skip
+    used: list[Ours] = []
+    for model, rows in printed("imagenet").items():
+        for data, figures in rows.items():
+            if data == "title":
+                continue
+            cells = [rows["title"], data]
+            for key, method in methods.items():
+                setup = Setup("imagenet", model, "inception", method)
+                mine = _of(found, setup) if data == "ImageNet-1k" else []
+                used += mine
+                cells += [f"{figures[key]:.2f}", _best(mine)]
+            grid.add_row(*cells)
+        grid.add_section()
+    console().print(grid)
+    return used
+
+
+def _geometry(found: Sequence[Ours]) -> list[Ours]:
+    """Table 3; ours also of other data, for which the paper has no figures."""
+    headings = [h for title in FIGURES.values() for h in (title, "ours")]
+    grid = _grid("Table 3: ResNet-18 on CIFAR-100, measured on test images", "method", *headings)
+    measured = [ours for ours in found if ours.figures]
+    for method, figures in printed("geometry").items():
+        setup = Setup("cifar100", "resnet18", "basic", "base" if method == "sgd" else method)
+        mine = longest(_of(measured, setup))
+        cells = [figures["title"]]
+        for name in FIGURES:
+            cells += [f"{figures[name][0]:g}", NONE if mine is None else _figure(mine, name)]
+        grid.add_row(*cells)
+    console().print(grid)
+    if measured:
+        print()
+        others = _grid("Ours, wherever measured", "data", "model", "contestant", *FIGURES.values())
+        for ours in measured:
+            cells = [ours.setup.data, ours.setup.model, ours.contestant]
+            others.add_row(*cells, *(_figure(ours, name) for name in FIGURES))
+        console().print(others)
+    return measured
+
+
+def _of(found: Sequence[Ours], setup: Setup) -> list[Ours]:
+    return [ours for ours in found if ours.setup == setup]
+
+
+def _best(mine: Sequence[Ours]) -> str:
+    shown = longest(mine)
+    return NONE if shown is None else f"{shown.accuracy.mean:.2f}"
+
+
+def _figure(ours: Ours, name: str) -> str:
+    if name == "test_accuracy":
+        return f"{ours.accuracy.mean:.2f}"
+    return f"{ours.figures[name].mean:.4g}" if name in ours.figures else NONE
+
+
+def _mean(value: Spread) -> str:
+    return f"{value.mean:.2f}" + (f" ± {value.std:.2f}" if value.num > 1 else "")
+
+
+def _grid(title: str, *headings: str) -> Table:
+    grid = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    text = ("model", "augment", "data", "method", "contestant", "hardware", "file")
+    for heading in headings:
+        grid.add_column(heading, justify="left" if heading in text else "right", no_wrap=True)
+    return grid

@@ -1,0 +1,153 @@
+"""What is chosen, by what, and how sure the differences are."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from crsam.experiment.fair.conduct import Clock
+from crsam.experiment.fair.interval import interval
+from crsam.experiment.fair.jobs import Job, look
+from crsam.experiment.fair.show import show_plan, show_verdict
+from crsam.experiment.fair.summary import LIMIT, curves, write_summary
+from crsam.experiment.fair.verdict import over, verdict
+from experiment.fair.studies import pretend, small
+
+
+def test_the_interval_is_students() -> None:
+    # n = 5, mean 1, deviation √2.5; t of 4 degrees of freedom at 97.5 %: 2.776445.
+    found = interval([-1.0, 0.0, 1.0, 2.0, 3.0])
+    half = 2.776445105 * math.sqrt(2.5 / 5)
+    assert (found.low, found.high) == pytest.approx((1 - half, 1 + half), rel=1e-8)
+    assert math.isnan(interval([1.0]).low)
+
+
+def test_the_best_validation_accuracy_is_chosen_whatever_the_test_says(tmp_path: Path) -> None:
+    study = small(tmp_path)
+    valid = {("SAM", 0.05): 80.0, ("SAM", 0.5): 85.0, ("CR-SAM log", 0.05): 90.0}
+
+    def accuracy(job: Job) -> float:
+        assert job.setting is not None
+        if job.stage == "choose":
+            return valid.get((job.contestant, job.setting["rho"]), 70.0)
+        return 10.0 if job.contestant == "SAM" else 20.0 + job.recipe.seed
+
+    assert look(study, tmp_path).chosen == {"SGD": {}}
+    pretend(study, tmp_path, accuracy)
+    pretend(study, tmp_path, accuracy)
+    progress = look(study, tmp_path)
+    assert progress.is_complete
+    assert progress.chosen["SAM"] == {"rho": 0.5}
+    assert progress.chosen["CR-SAM log"] == {"rho": 0.05}
+    finals = [job for job in progress.jobs if job.stage == "final" and job.contestant == "SAM"]
+    assert all(job.recipe.methods["sam"]["rho"] == 0.5 for job in finals)
+    found = verdict(progress)
+    assert {e.split(":")[0] for e in found.at_an_edge} == {"SAM", "CR-SAM log"}
+    curve = over(found.tried, "rho")["SAM"]
+    assert {rho: value.mean for rho, value in curve.items()} == {0.05: 80.0, 0.5: 85.0}
+
+
+def test_of_equals_the_lower_loss_is_chosen_and_never_one_that_diverged(tmp_path: Path) -> None:
+    study = small(tmp_path)
+    pretend(study, tmp_path, lambda job: 50.0)
+    files = {job.place: tmp_path / job.place / "result.json" for job in look(study, tmp_path).jobs
+             if job.contestant == "SAM" and job.stage == "choose"}  # fmt: skip
+    first, second = files.values()
+    second.write_text(
+        second.read_text().replace('"validation_loss": 1.0', '"validation_loss": 0.5')
+    )
+    assert look(study, tmp_path).chosen["SAM"] == {"rho": 0.5}
+    second.write_text(second.read_text().replace('"diverged_at": null', '"diverged_at": 3'))
+    assert look(study, tmp_path).chosen["SAM"] == {"rho": 0.05}
+    first.unlink()
+    assert "SAM" not in look(study, tmp_path).chosen
+
+
+def test_differences_are_paired_and_equal_time_has_its_own(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    study = small(tmp_path)
+
+    def accuracy(job: Job) -> float:
+        gain = {"SGD": -1.0, "SAM": 0.0, "CR-SAM log": 0.5}[job.contestant]
+        longer = 0.3 if job.stage == "equal-time" else 0.0
+        return 80.0 + 10 * job.recipe.seed + gain * (1 + job.recipe.seed) + longer
+
+    for _ in range(2):
+        pretend(study, tmp_path, accuracy)
+    found = verdict(look(study, tmp_path))
+    rows = {row.contestant: row for row in found.rows}
+    assert list(rows) == ["SGD", "SAM", "CR-SAM log", "SAM, equal time"]
+    assert rows["SAM"].difference is None
+    gain = rows["CR-SAM log"].difference
+    assert gain is not None
+    assert gain.mean == pytest.approx(0.75)
+    assert gain.high - gain.mean == pytest.approx(12.7062 * 0.25, rel=1e-4)  # not that of 85 ± 7
+    assert rows["SAM, equal time"].difference.mean == pytest.approx(0.3)  # type: ignore[union-attr]
+    assert rows["SAM, equal time"].epochs == 3
+    assert dict(found.at_equal_time)["CR-SAM log"].mean == pytest.approx(0.45)
+    assert rows["CR-SAM log"].time == pytest.approx(1.5)
+    show_verdict(look(study, tmp_path))
+    shown = capsys.readouterr().out
+    for words in ("+0.75", "-2.43 to +3.93", "At equal time: CR-SAM log +0.45", "1.5×"):
+        assert words in shown
+
+
+def test_without_a_factor_equal_time_follows_the_seconds_of_the_final_runs(tmp_path: Path) -> None:
+    study = small(tmp_path, without="factor = 1.5\n")
+    pretend(study, tmp_path, lambda job: 50.0)
+    assert all(job.setting is None for job in look(study, tmp_path).of("equal-time"))
+    pretend(study, tmp_path, lambda job: 50.0)
+    assert [job.epochs for job in look(study, tmp_path).of("equal-time")] == [3, 3]  # 2 · 3 s / 2 s
+
+
+def test_the_plan_tells_runs_and_time(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    study = small(tmp_path, "study.contestants.SAM.seconds_per_epoch=60")
+    show_plan(look(study, tmp_path))
+    shown = capsys.readouterr().out
+    assert "12 runs" in shown
+    assert "what is not known yet" in shown
+    assert "0:48" in shown  # an epoch of four fifths of the set
+    assert "to be chosen" in shown
+
+
+def test_a_run_starts_only_if_it_fits_or_fits_nowhere() -> None:
+    clock = Clock(1.0)
+    assert clock.allows(30.0, begun=False)
+    clock.began -= 40
+    assert not clock.allows(30.0, begun=False)
+    assert clock.allows(30.0, begun=True)
+    assert clock.allows(90.0, begun=False)  # longer than any budget: in parts, then
+    assert clock.allows(None, begun=False)
+    clock.began -= 40
+    assert clock.is_up
+    assert not clock.allows(None, begun=True)
+    assert Clock(None).allows(1e9, begun=False)
+
+
+def test_curves_have_an_entry_an_epoch_and_fewer_if_the_file_grows_too_long(tmp_path: Path) -> None:
+    lines = [{"kind": "train", "epoch": e / 2, "step": e, "loss": 1 / e, "accuracy": 12.345678}
+             for e in range(1, 11)]  # fmt: skip
+    lines += [{"kind": "validation", "epoch": e, "loss": 2.0, "accuracy": 50.0} for e in (2, 5)]
+    found = curves(lines)
+    assert found["epoch"] == [1, 2, 3, 4, 5]
+    assert found["train_loss"] == [0.5, 0.25, 0.1667, 0.125, 0.1]
+    assert found["validation_accuracy"] == [None, 50.0, None, None, 50.0]
+    assert curves(lines, every=2)["epoch"] == [2, 4, 5]
+
+    study = small(tmp_path)
+    pretend(study, tmp_path, lambda job: 50.0)
+    long = [
+        {"kind": "train", "epoch": float(e), "loss": 1.234567, "accuracy": 12.345}
+        for e in range(1, 3000)
+    ]
+    for job in (progress := look(study, tmp_path)).jobs:
+        if job.result is not None:
+            place = tmp_path / job.place
+            (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in long))
+            (place / "environment.json").write_text('{"versions": {"torch": "2"}, "hardware": "x"}')
+    write_summary(progress, tmp_path, tmp_path / "deep/er/study.json")
+    assert (tmp_path / "deep/er/study.json").stat().st_size < LIMIT
+    written = json.loads((tmp_path / "deep/er/study.json").read_text())
+    assert written["runs"][0]["epochs"]["epoch"][-1] == 2999
