@@ -37,8 +37,8 @@ class Steps:
             return
         for optimizer in ours:
             _check(trainer, pl_module, optimizer)
-            if optimizer.model is None:
-                optimizer.model = pl_module
+            if optimizer.model is None or optimizer.model is pl_module:
+                optimizer.model = trainer.strategy.model  # as wrapped for several processes
         plugin = trainer.precision_plugin
         self._replace(plugin, "optimizer_step", partial(_take_step, plugin, plugin.optimizer_step))
         if pl_module.automatic_optimization:

@@ -21,7 +21,7 @@ class PreparedOptimizer(AcceleratedOptimizer):
 
     _took = False
 
-    def take(self, closure: Callable[[], Tensor]) -> Tensor:
+    def take(self, closure: Any) -> Tensor:
         """A step of our optimizer; Accelerate learns whether fp16 skipped it."""
         loss, moved = take_step(self.optimizer, closure, self.scaler)
         self._is_overflow, self._took = not moved, True
@@ -56,14 +56,16 @@ def prepared(accelerator: Accelerator, optimizer: Any) -> PreparedOptimizer:
     check_plain_closure(
         ours, "call its step in a loop of your own with crsam.PerSample(losses, num_samples)"
     )
-    optimizer.__class__ = (
-        PreparedOptimizer  # the object is already known to accelerator, schedulers
-    )
-    return optimizer  # type: ignore[return-value]
+    optimizer.__class__ = PreparedOptimizer  # the very object that accelerator and scheduler hold
+    return optimizer
 
 
 def window_of(accelerator: Accelerator, model: nn.Module, optimizer: PreparedOptimizer) -> Window:
-    params = [p for group in optimizer.param_groups for p in group["params"]]
+    """For the micro-batches of one step; the optimizer learns how its model was wrapped."""
+    ours = unwrapped(optimizer)
+    if ours.model is None or ours.model is getattr(model, "module", None):
+        ours.model = model
+    params = [p for group in ours.param_groups for p in group["params"]]
     return Window(params, partial(accelerator.no_sync, model))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
 from transformers import Trainer
@@ -79,8 +80,6 @@ class SharpnessAwareTrainer(Trainer):
         if not isinstance(inner, SharpnessAware):
             given = {"seed": self.args.seed, **self.method_options}
             self.optimizer = inner = crsam.make(self.method, optimizer, **given)
-        if inner.model is None:
-            inner.model = self.model
         if inner.max_norm is None:
             inner.max_norm = self.args.max_grad_norm or None
         return self.optimizer
@@ -116,8 +115,10 @@ class SharpnessAwareTrainer(Trainer):
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Tensor:
         """Of the gradient that was followed, before it was clipped."""
-        followed = tn.norm([p.grad for p in model.parameters() if p.grad is not None])
-        return followed / self.optimizer.optimizer.report.get("clip_scale", 1.0)
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        if not grads:  # the step was skipped
+            return torch.tensor(torch.nan)
+        return tn.norm(grads) / self.optimizer.optimizer.report.get("clip_scale", 1.0)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if "loss" in logs:
