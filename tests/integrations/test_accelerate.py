@@ -119,10 +119,10 @@ def test_mistakes_are_one_clear_line() -> None:
     with pytest.raises(ValueError, match=r"must come out of accelerator\.prepare"):
         SharpnessAwareStep(accelerator, model, opt, loss_fn)
     sgd = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(ValueError, match="expected an optimizer of crsam, .* got SGD"):
+    with pytest.raises(ValueError, match=r"expected an optimizer of crsam, .* got SGD"):
         SharpnessAwareStep(accelerator, model, sgd, loss_fn)
     esam = accelerator.prepare(tasks.make("esam", model))
-    with pytest.raises(ValueError, match="ESAM .* looks at single samples"):
+    with pytest.raises(ValueError, match=r"ESAM .* looks at single samples"):
         SharpnessAwareStep(accelerator, model, esam, loss_fn)
     accelerator.state.distributed_type = accelerate.DistributedType.DEEPSPEED
     with pytest.raises(ValueError, match="under Accelerate's DEEPSPEED"):

@@ -204,7 +204,7 @@ def test_a_batch_that_training_step_leaves_out(left_out: set[int]) -> None:
 
 
 def test_a_method_that_looks_at_samples_says_what_to_do() -> None:
-    with pytest.raises(ValueError, match="ESAM .*automatic_optimization = False .*PerSample"):
+    with pytest.raises(ValueError, match=r"ESAM .*automatic_optimization = False .*PerSample"):
         fit(Digits("esam"))
 
 

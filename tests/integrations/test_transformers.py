@@ -146,7 +146,7 @@ def _stop_after_2(self: Any, args: Any, state: Any, control: Any, **_: Any) -> A
 
 
 def test_training_twice_goes_on_with_the_same_optimizer(tmp_path: Path) -> None:
-    model, trainer = train(tmp_path)
+    _, trainer = train(tmp_path)
     trainer.train()
     assert type(trainer.optimizer.optimizer) is crsam.CRSAM
     assert trainer.optimizer.optimizer.param_groups[0]["crsam_step"] == 12
