@@ -1,16 +1,18 @@
-"""The bridges' doctests are collected where their frameworks are installed."""
+"""Doctests are collected where the frameworks that they need are installed."""
 
 from importlib.util import find_spec
 
-BRIDGES = {
-    "lightning": ["lightning", "pytorch_lightning", "_lightning_steps"],
-    "accelerate": ["accelerate", "transformers"],
-    "transformers": ["transformers"],
+NEEDS = {
+    "src/crsam/integrations/_lightning_steps.py": ["torchmetrics"],
+    "src/crsam/integrations/accelerate.py": ["accelerate"],
+    "src/crsam/integrations/lightning.py": ["lightning"],
+    "src/crsam/integrations/pytorch_lightning.py": ["pytorch_lightning"],
+    "src/crsam/integrations/transformers.py": ["accelerate", "transformers"],
+    "tests/integrations/programs/ranks.py": ["accelerate", "lightning", "transformers"],
 }
 
 collect_ignore = [
-    f"src/crsam/integrations/{name}.py"
-    for package, names in BRIDGES.items()
-    if find_spec(package) is None
-    for name in names
+    file
+    for file, packages in NEEDS.items()
+    if any(find_spec(package) is None for package in packages)
 ]

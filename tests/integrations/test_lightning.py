@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:GPU available but not used"),
     pytest.mark.filterwarnings("ignore:Starting from v1.9.0, `tensorboardX`"),
 ]
+takes_scalers = pytest.mark.skipif(
+    "scaler" not in inspect.signature(crsam.SAM.step).parameters, reason="step takes no scaler yet"
+)
 
 
 class Digits(L.LightningModule):
@@ -261,10 +262,8 @@ def test_strategies_that_own_the_weights_are_refused() -> None:
         fit(Digits(), strategy=FSDPStrategy(device=torch.device("cpu")), accelerator="auto")
 
 
-@pytest.mark.skipif(
-    "scaler" not in inspect.signature(crsam.SAM.step).parameters, reason="step takes no scaler yet"
-)
-@pytest.mark.parametrize("bad_pass", [0, 1, 2, 3])
+@takes_scalers
+@pytest.mark.parametrize("bad_pass", [1, 2, 3])
 def test_fp16_skips_the_whole_step_when_a_pass_overflows(bad_pass: int) -> None:
     passes = 0
 
@@ -275,17 +274,29 @@ def test_fp16_skips_the_whole_step_when_a_pass_overflows(bad_pass: int) -> None:
             loss = super().training_step(batch, batch_idx)
             return loss * (torch.inf if passes == bad_pass else 1.0)
 
+    module = Overflowing()
+    scaler, made = fit_in_fp16(module)
+    assert scaler.get_scale() == 128.0
+    assert made.optimizers[0].param_groups[0]["crsam_step"] == 5
+    assert all(p.isfinite().all() for p in module.net.parameters())
+
+
+@takes_scalers
+def test_fp16_goes_as_in_the_plain_loop_within_its_noise() -> None:
+    module = Digits("sam")
+    scaler, made = fit_in_fp16(module, accumulate_grad_batches=2, gradient_clip_val=0.05)
+    assert scaler.get_scale() == 256.0
+    assert made.optimizers[0].param_groups[0]["crsam_step"] == 3
+    plain, _ = tasks.train_plainly("sam", accumulate=2, clip=tasks.clip_norm)
+    for a, b in zip(module.net.parameters(), plain.parameters()):
+        torch.testing.assert_close(a, b, atol=2e-3, rtol=0)
+    tasks.assert_differ(module.net, plain)
+
+
+def fit_in_fp16(module: Any, **options: Any) -> tuple[torch.amp.GradScaler, Any]:
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=1000)
     plugin = L.pytorch.plugins.MixedPrecision("16-mixed", "cpu", scaler)
-    module = Overflowing()
-    made = fit(module, plugins=[plugin])
-    assert scaler.get_scale() == (128.0 if bad_pass else 256.0)
-    assert made.optimizers[0].param_groups[0]["crsam_step"] == (5 if bad_pass else 6)
-    assert all(p.isfinite().all() for p in module.net.parameters())
-    if not bad_pass:
-        plain, _ = tasks.train_plainly()
-        for a, b in zip(module.net.parameters(), plain.parameters()):
-            torch.testing.assert_close(a, b, atol=2e-2, rtol=2e-2)
+    return scaler, fit(module, plugins=[plugin], **options)
 
 
 def test_bfloat16_goes_as_in_the_plain_loop() -> None:
@@ -354,9 +365,3 @@ def test_an_installed_package_tells_lightning_of_the_callback(group: str) -> Non
         pytest.skip("crsam is not installed")
     (callback,) = found[0].load()()
     assert type(callback).__name__ == "SharpnessAwareSteps"
-
-
-def test_importing_crsam_imports_no_framework() -> None:
-    names = "lightning", "pytorch_lightning", "transformers", "accelerate", "torchmetrics"
-    code = f"import sys, crsam, crsam.integrations; assert not set({names!r}) & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +76,9 @@ def test_wandb(tmp_path: Path) -> None:
     with wandb.init(mode="offline", project="digits", dir=tmp_path) as run:
         run.log(scalars(opt), step=7)
         assert run.summary["crsam/sharpness"] == pytest.approx(opt.report["sharpness"].item())
+
+
+def test_importing_crsam_imports_no_framework() -> None:
+    names = "lightning", "pytorch_lightning", "transformers", "accelerate", "torchmetrics"
+    code = f"import sys, crsam, crsam.integrations; assert not set({names!r}) & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
