@@ -6,6 +6,7 @@ import re
 import runpy
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,20 +180,13 @@ def test_the_page_on_loggers_runs() -> None:
         assert f"`{name}`" in page
 
 
-QUIET = {
-    "accelerator": "cpu",
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
-
-
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated")
 @pytest.mark.filterwarnings("ignore:The .*dataloader.* does not have many workers")
-def test_the_page_on_lightning_runs() -> None:
+def test_the_page_on_lightning_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     L = pytest.importorskip("lightning")
-    found = namespace(L=L, quiet=QUIET)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    monkeypatch.setattr(L, "Trainer", partial(L.Trainer, accelerator="cpu", **quiet))
+    found = namespace(L=L)
     data = torch.utils.data.TensorDataset(torch.rand(24, 64), torch.randint(10, (24,)))
     found["loader"] = torch.utils.data.DataLoader(data, 8)
     for block in blocks("lightning.md"):
@@ -200,7 +194,8 @@ def test_the_page_on_lightning_runs() -> None:
     assert found["trainer"].global_step == 4
 
 
-def test_the_page_on_transformers_runs(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:.pin_memory. argument is set")
+def test_the_page_on_transformers_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
 
     class Model(nn.Module):
@@ -212,11 +207,11 @@ def test_the_page_on_transformers_runs(tmp_path: Path) -> None:
             return {"loss": F.cross_entropy(self.net(x), labels)}
 
     dataset = [{"x": torch.rand(4), "labels": i % 2} for i in range(16)]
-    quiet = {"report_to": "none", "use_cpu": True, "num_train_epochs": 1, "save_strategy": "no"}
-    found = namespace(model=Model(), dataset=dataset, folder=str(tmp_path), quiet=quiet)
+    found = namespace(model=Model(), dataset=dataset)
+    monkeypatch.chdir(tmp_path)
     for block in blocks("transformers.md"):
         exec(block, found)
-    assert found["trainer"].state.global_step == 2
+    assert found["trainer"].state.global_step == 6  # three epochs
 
 
 def test_the_page_on_accelerate_runs() -> None:

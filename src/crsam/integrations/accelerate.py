@@ -12,7 +12,7 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
 from crsam.errors import UserError
-from crsam.integrations.scalars import unwrapped
+from crsam.integrations.loggers import unwrapped
 from crsam.integrations.window import Window, check_plain_closure, take_step
 
 

@@ -15,7 +15,7 @@ import crsam
 from crsam import _tensors as tn
 from crsam.errors import UserError, unknown
 from crsam.integrations.accelerate import prepared, window_of
-from crsam.integrations.scalars import scalars
+from crsam.integrations.loggers import scalars
 from crsam.integrations.window import Window
 from crsam.optim.methods import options
 from crsam.optim.sharpness import SharpnessAware
