@@ -254,6 +254,15 @@ def test_a_trainer_is_left_as_it_was_found() -> None:
     assert len(plainly.before_step) == 6
 
 
+def test_a_callback_of_your_own_beside_the_registered_one() -> None:
+    module = Digits()
+    made = trainer(accumulate_grad_batches=2)
+    made.callbacks += bridge.callbacks()
+    made.fit(module, tasks.loader())
+    tasks.assert_same(module.net, tasks.train_plainly(accumulate=2)[0])
+    assert "optimizer_step" not in vars(made.precision_plugin)
+
+
 def test_strategies_that_own_the_weights_are_refused() -> None:
     class FSDPStrategy(L.pytorch.strategies.SingleDeviceStrategy):
         pass

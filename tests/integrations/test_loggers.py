@@ -58,6 +58,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert (event.step, event.value) == (7, pytest.approx(opt.report["sharpness"].item()))
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_mlflow(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     opt = one_step()
@@ -70,11 +71,12 @@ def test_mlflow(tmp_path: Path) -> None:
     assert found == {name: pytest.approx(value) for name, value in scalars(opt).items()}
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_wandb(tmp_path: Path) -> None:
     wandb = pytest.importorskip("wandb")
     opt = one_step()
     with wandb.init(mode="offline", project="digits", dir=tmp_path) as run:
-        run.log(scalars(opt), step=7)
+        run.log(scalars(opt), step=7, commit=True)
         assert run.summary["crsam/sharpness"] == pytest.approx(opt.report["sharpness"].item())
 
 

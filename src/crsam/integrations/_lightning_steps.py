@@ -33,13 +33,13 @@ class Steps:
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         self._restore()
         ours = [each for each in trainer.optimizers if isinstance(each, SharpnessAware)]
-        if not ours:
+        plugin = trainer.precision_plugin
+        if not ours or "optimizer_step" in vars(plugin):  # the latter by another callback like this
             return
         for optimizer in ours:
             _check(trainer, pl_module, optimizer)
             if optimizer.model is None or optimizer.model is pl_module:
                 optimizer.model = trainer.strategy.model  # as wrapped for several processes
-        plugin = trainer.precision_plugin
         self._replace(plugin, "optimizer_step", partial(_take_step, plugin, plugin.optimizer_step))
         if pl_module.automatic_optimization:
             loop = trainer.fit_loop.epoch_loop.automatic_optimization
