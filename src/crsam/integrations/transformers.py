@@ -44,12 +44,13 @@ class SharpnessAwareTrainer(Trainer):
         >>> config = BertConfig(vocab_size=20, intermediate_size=8, num_labels=2, **small)
         >>> model = BertForSequenceClassification(config)
         >>> data = [{"input_ids": [i % 20, 3, 4], "labels": i % 2} for i in range(8)]
-        >>> with tempfile.TemporaryDirectory() as folder:
+        >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +ELLIPSIS
         ...     args = TrainingArguments(folder, max_steps=2, report_to="none", use_cpu=True,
         ...                              disable_tqdm=True, logging_strategy="no")
         ...     trainer = SharpnessAwareTrainer(model, args, train_dataset=data,
         ...                                     method="crsam", method_options={"rho": 0.1})
         ...     trainer.train().global_step
+        {'train_runtime': ...}
         2
     """
 
