@@ -193,6 +193,14 @@ def test_mistakes_are_one_clear_line(given: dict[str, Any], message: str, tmp_pa
         Sgd(Classifier(), arguments(tmp_path), train_dataset=dataset(), **given).train()
 
 
+def test_a_version_that_divides_gradients_twice_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accelerate.Accelerator.gradient_accumulation_steps", 2)
+    with pytest.raises(ValueError, match="use transformers>="):
+        Sgd(Classifier(), arguments(tmp_path), train_dataset=dataset())
+
+
 def test_bfloat16_learns(tmp_path: Path) -> None:
     model, trainer = train(tmp_path, "sam", bf16=True, num_train_epochs=3)
     losses = logged(trainer, "loss")

@@ -74,6 +74,12 @@ class SharpnessAwareTrainer(Trainer):
                 f"{self.args.n_gpu} GPUs in one process (DataParallel) are not supported: start "
                 "one process a GPU with torchrun, or set CUDA_VISIBLE_DEVICES"
             )
+        if self.accelerator.gradient_accumulation_steps != 1:
+            # As 5.3 does: the gradients are then not those of the losses that we are told.
+            raise UserError(
+                "this version of transformers divides the gradients of accumulated batches twice: "
+                "use transformers>=5.22"
+            )
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
         optimizer = super().create_optimizer(model)
