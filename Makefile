@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 # Small tensors are faster on one thread, and a busy neighbour does not stall it.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test browser wheel lint types docs docs-serve bench format clean
+.PHONY: help demo test test-integrations browser wheel lint types docs docs-serve bench format clean
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -29,6 +29,9 @@ demo: $(VENV)/.crsam  ## SGD, SAM and CR-SAM side by side, in half a minute
 
 test: $(VENV)/.dev  ## all tests
 	$(BIN)/python -m pytest -q -n 2
+
+test-integrations: $(VENV)/.dev $(VENV)/.integrations  ## Lightning, Transformers, Accelerate
+	$(BIN)/python -m pytest -q -n 2 tests/integrations src/crsam/integrations
 
 browser:  ## Chromium, in which the report page is tested; by apt, as root
 	@command -v chromium || command -v chromium-browser || { \

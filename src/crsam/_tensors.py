@@ -48,11 +48,15 @@ def fused(function: Callable[P, T]) -> Callable[P, T]:
     It must use what functions ending in ``_`` return, and not what they were given: compiled, they
     work out of place.
     """
-    compiled = torch.compile(function, dynamic=False)
+
+    @functools.cache
+    def compiled() -> Callable[P, T]:
+        # At the first use: to ask for it imports the compiler, which takes seconds.
+        return torch.compile(function, dynamic=False)
 
     @functools.wraps(function)
     def either(*args: P.args, **kwargs: P.kwargs) -> T:
-        return compiled(*args, **kwargs) if _fusing else function(*args, **kwargs)
+        return compiled()(*args, **kwargs) if _fusing else function(*args, **kwargs)
 
     return either
 

@@ -1,0 +1,18 @@
+"""Doctests are collected where the frameworks that they need are installed."""
+
+from importlib.util import find_spec
+
+NEEDS = {
+    "src/crsam/integrations/_lightning_steps.py": ["torchmetrics"],
+    "src/crsam/integrations/accelerate.py": ["accelerate"],
+    "src/crsam/integrations/lightning.py": ["lightning"],
+    "src/crsam/integrations/pytorch_lightning.py": ["pytorch_lightning"],
+    "src/crsam/integrations/transformers.py": ["accelerate", "transformers"],
+    "tests/integrations/programs/ranks.py": ["accelerate", "lightning", "transformers"],
+}
+
+collect_ignore = [
+    file
+    for file, packages in NEEDS.items()
+    if any(find_spec(package) is None for package in packages)
+]

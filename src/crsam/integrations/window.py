@@ -1,0 +1,145 @@
+"""The micro-batches of one step, where a framework hands them over one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from crsam.errors import UserError
+from crsam.optim.replay import Replay
+from crsam.optim.sharpness import SharpnessAware
+
+Run = Callable[[], Tensor | None]
+"""Forward and backward of a micro-batch; returns its share of the loss, None to leave it out."""
+
+
+class NothingToStep(Exception):
+    """All micro-batches of a step were left out."""
+
+
+class Window:
+    """Gradient accumulation for methods that need several passes.
+
+    Frameworks backpropagate micro-batches as they come and call ``step`` after the last one. By
+    then the gradient of the earlier ones at the unmoved weights is there: it is part of the first
+    pass. In the later passes all micro-batches are run again, each with its own random numbers.
+
+    Args:
+        params: Those of the optimizer.
+        no_sync: A context in which gradients are not sent to other processes.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[nn.Parameter],
+        no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self._params, self._no_sync = list(params), no_sync
+        self._runs: list[tuple[Run, Replay]] = []
+        self._losses: list[Tensor] = []
+
+    def add(self, first: Run, again: Run | None = None) -> Tensor | None:
+        """Runs a micro-batch for the first time, on top of the gradients of those before it.
+
+        Args:
+            first: What is run now.
+            again: What is run in later passes; None: the same.
+        """
+        replay = Replay(self._params, None)
+        with replay.one_pass():
+            loss = first()
+        if loss is not None:
+            self._runs.append((again or first, replay))
+            self._losses.append(loss.detach())
+        return loss
+
+    def closure(self, first: Run, again: Run | None = None) -> Callable[[], Tensor]:
+        """For the step, which the last micro-batch takes: all passes over the whole window.
+
+        Make it before the step is taken: a step starts without gradients, and those of the earlier
+        micro-batches are kept from here.
+        """
+        kept = [p.grad for p in self._params]
+        is_first = True
+
+        def one_pass() -> Tensor:
+            nonlocal is_first
+            if not is_first:
+                return self._again()
+            is_first = False
+            for p, grad in zip(self._params, kept, strict=True):
+                p.grad = grad
+            self.add(first, again)
+            if not self._losses:
+                raise NothingToStep
+            return _total(self._losses)
+
+        return one_pass
+
+    def _again(self) -> Tensor:
+        losses = []
+        for i, (run, replay) in enumerate(self._runs, start=1):
+            with nullcontext() if i == len(self._runs) else self._no_sync(), replay.one_pass():
+                loss = run()
+            if loss is None:
+                raise RuntimeError("a batch gave a loss in the first pass and none in a later one")
+            losses.append(loss.detach())
+        return _total(losses)
+
+
+def _total(losses: list[Tensor]) -> Tensor:
+    return torch.stack(losses).sum()
+
+
+def take_step(
+    optimizer: SharpnessAware,
+    closure: Any,
+    scaler: Any = None,
+    before_base: Callable[[], object] = lambda: None,
+) -> tuple[Tensor, bool]:
+    """A step of ours, as a framework takes it.
+
+    Args:
+        optimizer: Ours.
+        closure: What its step takes.
+        scaler: The framework's ``GradScaler``, updated here; None: there is none.
+        before_base: Called when the surrogate gradient is there and the weights will move.
+
+    Returns:
+        The loss, and whether the weights moved: a step with an overflow in any pass is skipped.
+    """
+    moved = False
+
+    def hook(*_: Any) -> None:
+        nonlocal moved
+        moved = True
+        before_base()
+
+    step: Any = optimizer.step
+    handle = optimizer.base.register_step_pre_hook(hook)
+    try:
+        loss = step(closure) if scaler is None else step(closure, scaler=scaler)
+    finally:
+        handle.remove()
+    if scaler is not None:
+        scaler.update()
+    return loss, moved
+
+
+def check_plain_closure(optimizer: SharpnessAware, instead: str) -> None:
+    """Refuses methods that look at single samples, which a framework's batches do not show.
+
+    Args:
+        optimizer: Ours.
+        instead: What the user can do.
+    """
+    for part in (optimizer.ascent, optimizer.objective, optimizer.schedule):
+        if part.needs_samples:
+            raise UserError(
+                f"{type(optimizer).__name__} ({type(part).__name__}) looks at single samples of "
+                f"the batch: {instead}"
+            )
