@@ -20,6 +20,7 @@ from crsam import data
 from crsam.data.augment import augmentations
 from crsam.errors import UserError, unknown
 from crsam.experiment import tables
+from crsam.experiment.landscape import View, landscape_runs
 from crsam.experiment.measure import DEFAULT, METRICS, Setting, measure_run
 from crsam.experiment.run import evaluate_run, run
 from crsam.experiment.study import compare as compare_methods
@@ -54,6 +55,18 @@ class Split(StrEnum):
     train = "train"
     validation = "validation"
     test = "test"
+
+
+class Along(StrEnum):
+    filter = "filter"
+    eigenvector = "eigenvector"
+    line = "line"
+    plane = "plane"
+
+
+class Statistics(StrEnum):
+    running = "running"
+    recomputed = "recomputed"
 
 
 @app.callback(invoke_without_command=True)
@@ -177,6 +190,49 @@ def measure(
         found = measure_run(folder, names, split=split.value, samples=samples, how=how, world=world)
         tables.show_figures(found, f"{folder}, {split.value} images")
         print(f"written to {folder}/measures-{split.value}.json")
+
+
+@app.command()
+def landscape(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    along: Annotated[
+        Along, typer.Option(help="Random directions, Hessian's, a line of 2 runs, a plane of 3.")
+    ] = Along.filter,
+    dimensions: Annotated[int, typer.Option(min=1, max=2, help="A line or a plane.")] = 2,
+    points: Annotated[int, typer.Option(min=1, help="In each dimension.")] = View.points,
+    span: Annotated[float, typer.Option(help="How far to go either way.")] = View.span,
+    split: Annotated[Split, typer.Option(help="Which images.")] = Split.train,
+    samples: Annotated[int, typer.Option(min=1, help="At most so many of them.")] = View.samples,
+    seed: Annotated[int, typer.Option(min=0, help="Of the directions.")] = 0,
+    batch_norm: Annotated[
+        Statistics | None,
+        typer.Option(help="Statistics.", show_default="running; recomputed between runs"),
+    ] = None,
+    at_once: Annotated[int, typer.Option(min=1, help="Points; pays for small nets on GPUs.")] = 1,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", "-o", help="Name of the file in RUN.", show_default="landscape"),
+    ] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over.")] = False,
+) -> None:
+    """The loss around the models of runs, or between them, as arrays beside their checkpoints."""
+    view = View(
+        along.value,
+        dimensions,
+        points,
+        span,
+        split.value,
+        samples,
+        seed,
+        None if batch_norm is None else batch_norm.value,
+        at_once,
+    )
+    with world_of(device, threads) as world:
+        found = landscape_runs(folders, view, stem=out, fresh=fresh, world=world)
+        if world.is_main:
+            tables.show_landscapes(found)
 
 
 @app.command("list")

@@ -144,16 +144,20 @@ def measure(
     """
     how = how or Setting()
     check_metrics(metrics)
-    # Not the first ones: a folder's images are sorted by class.
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    some = images.part(order[:samples].sort().values.to(images.device))
-    batches = list(in_order(some, feed, how.batch_size))
+    batches = list(in_order(sample_of(images, samples), feed, how.batch_size))
     found = {}
     with evaluating(model), bar("measuring", len(metrics)) as advance:
         for name in metrics:
             found[name] = METRICS[name](model, batches, how)
             advance(note=name)
     return found
+
+
+def sample_of(images: Images, count: int) -> Images:
+    """At most so many of the images, always the same ones."""
+    # Not the first ones: a folder's images are sorted by class.
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    return images.part(order[:count].sort().values.to(images.device))
 
 
 def measure_run(
