@@ -1,0 +1,1 @@
+"""Run folders become tables, figures and one page; the only place that draws."""

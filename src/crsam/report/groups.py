@@ -1,0 +1,167 @@
+"""Runs that differ in nothing but their seed belong together; what differs between the others."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from crsam.report.runs import Run
+
+CHANGES_NOTHING = ("seed", "data.root", "data.download", "log", "measure")
+"""Keys and tables of a recipe that do not change what a method computes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs of one recipe, a seed each."""
+
+    label: str
+    """The method, and what else tells the group from others."""
+    runs: tuple[Run, ...]
+    recipe: Mapping[str, str]
+    """By dotted keys, as text; without other methods' options and what changes nothing."""
+
+    @property
+    def method(self) -> str:
+        return self.runs[0].method
+
+    @property
+    def setting(self) -> dict[str, str]:
+        """The recipe without the method: groups that share it may be compared seed by seed."""
+        keys = self.recipe.keys() - {"method"}
+        return {key: self.recipe[key] for key in keys if not key.startswith("method.")}
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Of the runs of a group."""
+
+    mean: float
+    std: float | None
+    """Of single values; None for one run."""
+    stderr: float | None
+    num: int
+
+
+def grouped(runs: Iterable[Run]) -> list[Group]:
+    """The runs in groups: plain optimizers first, then SAM, its family, and CR-SAM.
+
+    A run whose recipe cannot be read is a group of its own: there is no telling where it belongs.
+    """
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(json.dumps(_relevant(run), sort_keys=True) if run.recipe else run.name, []).append(run)
+    alike = [Group("", tuple(_by_seed(mine)), _relevant(mine[0])) for mine in found.values()]
+    settings = list(dict.fromkeys(json.dumps(group.setting, sort_keys=True) for group in alike))
+    alike.sort(
+        key=lambda group: (
+            not group.recipe,
+            settings.index(json.dumps(group.setting, sort_keys=True)),
+            _rank(group),
+        )
+    )
+    return [Group(_label(group, alike), group.runs, group.recipe) for group in alike]
+
+
+def differing(groups: Sequence[Group]) -> dict[str, list[str | None]]:
+    """The keys whose values are not the same in all groups, with the value in each."""
+    known = [group for group in groups if group.recipe]
+    keys = dict.fromkeys(key for group in known for key in group.recipe)
+    return {
+        key: [group.recipe.get(key) for group in groups]
+        for key in keys
+        if len({group.recipe.get(key) for group in known}) > 1
+    }
+
+
+def reference_of(group: Group, groups: Sequence[Group]) -> Group | None:
+    """What a group is compared with: the first one of its setting; None for that one itself."""
+    if not group.recipe:
+        return None
+    first = next(other for other in groups if other.recipe and other.setting == group.setting)
+    return None if first is group else first
+
+
+def mean_of(values: Iterable[Any]) -> Mean | None:
+    """Mean and errors; None unless there are values and all of them are finite numbers.
+
+    Example:
+        >>> mean_of([1.0, 3.0]).mean, mean_of([1.0, None])
+        (2.0, None)
+    """
+    given = list(values)
+    numbers = [float(value) for value in given if is_number(value)]
+    if not numbers or len(numbers) < len(given):
+        return None
+    std = statistics.stdev(numbers) if len(numbers) > 1 else None
+    stderr = None if std is None else std / math.sqrt(len(numbers))
+    return Mean(statistics.fmean(numbers), std, stderr, len(numbers))
+
+
+def paired(key: str, group: Group, reference: Group) -> Mean | None:
+    """The mean difference of a result to the reference's, over the seeds that both have."""
+    theirs = {run.seed: run.result[key] for run in reference.runs if key in run.result}
+    pairs = [
+        (run.result[key], theirs[run.seed])
+        for run in group.runs
+        if key in run.result and run.seed in theirs
+    ]
+    return mean_of(a - b if is_number(a) and is_number(b) else None for a, b in pairs)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number, and not a truth value."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int beyond all floats
+        return False
+
+
+def _relevant(run: Run) -> dict[str, str]:
+    tables = dict(run.recipe)
+    methods = tables.pop("methods", None)
+    own = methods.get(run.method) if isinstance(methods, dict) else None
+    found = _flat(tables) | _flat({"method": own} if isinstance(own, dict) else {})
+    return {
+        key: value
+        for key, value in found.items()
+        if key not in CHANGES_NOTHING and key.split(".")[0] not in CHANGES_NOTHING
+    }
+
+
+def _flat(tables: Mapping[str, Any], above: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in tables.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{above}{name}.")
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            found[above + name] = text
+    return found
+
+
+def _by_seed(runs: Sequence[Run]) -> list[Run]:
+    return sorted(runs, key=lambda run: (run.seed is None, run.seed or 0))
+
+
+def _rank(group: Group) -> tuple[int, str]:
+    if group.method == group.recipe.get("optimizer.name"):
+        return 0, group.method
+    return {"sam": 1, "crsam": 3}.get(group.method, 2), group.method
+
+
+def _label(group: Group, groups: Sequence[Group]) -> str:
+    """The method, and the values by which groups of the same method differ."""
+    if not group.recipe or not group.method:
+        return group.runs[0].name
+    same = [other for other in groups if other.recipe and other.method == group.method]
+    apart = differing(same)
+    index = same.index(group)
+    words = [f"{key.split('.')[-1]} {values[index] or '—'}" for key, values in apart.items()]
+    return ", ".join([group.method, *words[:3], *(["…"] if len(words) > 3 else [])])

@@ -1,0 +1,115 @@
+"""One HTML page of many runs: no network, no server, nothing beside the file itself."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from crsam.errors import UserError
+from crsam.report.page.content import Content, content_of
+from crsam.report.runs import Run, read_runs
+from crsam.train.checkpoint import write
+
+SCRIPTS = ("dom.js", "chart.js", "curves.js", "surface.js", "landscapes.js", "tables.js", "main.js")
+"""In the order in which they need each other."""
+LARGEST = 8_000_000
+"""Bytes of a page: more is slow to open, and no mail takes it."""
+POINTS = (2000, 1000, 500, 250, 120, 60, 30)
+"""Of a curve: the most that fit are taken."""
+
+
+def write_page(paths: Sequence[str | Path], file: str | Path, *, title: str = "") -> list[Run]:
+    """Writes the report of these runs, comparisons or folders of them into one HTML file.
+
+    Args:
+        paths: The folders.
+        file: Where to; its folder is made.
+        title: Of the page; else the methods.
+
+    Returns:
+        The runs that are in it.
+
+    Raises:
+        UserError: If there is no run, or the file cannot be written.
+    """
+    runs = read_runs(paths)
+    place = Path(file)
+    if place.is_dir():
+        raise UserError(f"{place} is a folder: -o takes the name of a file, such as report.html")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {place}: {error.strerror}") from error
+    write(place, page_of(runs, title=title))
+    return runs
+
+
+def page_of(runs: Sequence[Run], *, title: str = "") -> bytes:
+    """The page of these runs; long curves are thinned until it is below `LARGEST`.
+
+    Raises:
+        UserError: If even that does not do.
+    """
+    for most in POINTS:
+        made = page(content_of(runs, title=title, most=most))
+        if len(made) < LARGEST:
+            return made
+    raise UserError(f"{len(runs)} runs do not fit on a page: give fewer folders")
+
+
+def page(content: Content, *, live: bool = False) -> bytes:
+    """A page of this content.
+
+    Args:
+        content: See `content_of`.
+        live: Whether the page asks the server that it came from for news.
+    """
+    style, script = _source("page.css"), "\n".join(map(_source, SCRIPTS))
+    script = f'"use strict";\n(() => {{\n{script}\n}})();'
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
+        f"img-src data:; connect-src {'self' if live else 'none'!r}; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    filled = {
+        "policy": policy,
+        "title": html.escape(f"{content['title']} — crsam"),
+        "style": style,
+        "live": "true" if live else "false",
+        "content": as_json(content),
+        "script": script,
+    }
+    text = _source("page.html")
+    head, *rest = text.split("{{")
+    parts = [head]
+    for piece in rest:
+        name, after = piece.split("}}", 1)
+        parts += [filled[name], after]
+    return "".join(parts).encode(errors="replace")
+
+
+def as_json(content: Content) -> str:
+    """JSON that can stand within a script element: no ``<``, ``>`` or ``&`` in it.
+
+    Example:
+        >>> as_json({"name": "</script>"})
+        '{"name":"\\\\u003c/script\\\\u003e"}'
+    """
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
+
+
+def _source(name: str) -> str:
+    return files("crsam.report.page").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """As a content security policy names what may run."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

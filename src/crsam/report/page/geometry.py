@@ -1,0 +1,94 @@
+"""Tables of how flat the places are that the runs came to, with errors where there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from crsam.report.groups import Group, is_number, mean_of
+from crsam.report.names import name_of
+from crsam.report.runs import Run
+
+Figures = dict[str, tuple[float, float | None]]
+"""Value and standard error, by name."""
+
+AT_THE_END = ("gradient_norm", "sharpness")
+
+
+def geometry(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """A table for each source of figures: result.json, the recipe's [measure], crsam measure."""
+    runs = [run for group in groups for run in group.runs]
+    splits = sorted({split for run in runs for split in run.measures})
+    sources: list[tuple[str, Callable[[Run], Figures]]] = [
+        ("At the end of training, training images (recipe’s [measure])", _last_measured),
+        *((f"{split} images (crsam measure)", _measured_on(split)) for split in splits),
+        ("At the end of training, training images (result.json)", _of_result),
+    ]
+    tables = [_table(title, figures, groups) for title, figures in sources]
+    return [table for table in tables if table["columns"]]
+
+
+def _table(title: str, figures: Callable[[Run], Figures], groups: Sequence[Group]) -> Any:
+    by_group = [[figures(run) for run in group.runs] for group in groups]
+    keys = dict.fromkeys(key for mine in by_group for each in mine for key in each)
+    return {
+        "title": title,
+        "columns": [{"key": key, **name_of(key)._asdict()} for key in keys],
+        "rows": [
+            {"cells": [_cell(mine, key) for key in keys], "runs": [_single(e, keys) for e in mine]}
+            for mine in by_group
+        ],
+    }
+
+
+def _cell(runs: Sequence[Figures], key: str) -> Any:
+    """The mean over the runs that were measured; a single one keeps its own error."""
+    have = [figures[key] for figures in runs if key in figures]
+    mean = mean_of(value for value, _ in have)
+    if mean is None:
+        return None
+    return {"mean": mean.mean, "error": have[0][1] if mean.num == 1 else mean.stderr}
+
+
+def _single(figures: Figures, keys: Sequence[str] | dict[str, None]) -> list[Any]:
+    return [
+        {"mean": figures[key][0], "error": figures[key][1]} if key in figures else None
+        for key in keys
+    ]
+
+
+def _last_measured(run: Run) -> Figures:
+    lines = [line for line in run.metrics if line.get("kind") == "measure"]
+    if not lines or run.state == "unfinished":
+        return {}
+    last = lines[-1]
+    return {
+        key: (float(last[key]), _error(last.get(f"{key}_stderr")))
+        for key in last
+        if key != "epoch" and not key.endswith("_stderr") and is_number(last[key])
+    }
+
+
+def _measured_on(split: str) -> Callable[[Run], Figures]:
+    def figures(run: Run) -> Figures:
+        metrics = run.measures.get(split, {}).get("metrics")
+        found = metrics.items() if isinstance(metrics, dict) else ()
+        return {
+            key: (float(each["value"]), _error(each.get("stderr")))
+            for key, each in found
+            if isinstance(each, dict) and is_number(each.get("value"))
+        }
+
+    return figures
+
+
+def _of_result(run: Run) -> Figures:
+    return {
+        key: (float(run.result[key]), None)
+        for key in AT_THE_END
+        if is_number(run.result.get(key))
+    }
+
+
+def _error(value: Any) -> float | None:
+    return float(value) if is_number(value) else None

@@ -1,0 +1,265 @@
+"""Reads run folders as they are: whole, half-written or broken, never with an exception.
+
+What a run writes is in `crsam.experiment.folder`; this is the other side. Whatever cannot be read
+is left out and said in `Run.problems`, so that a report shows it instead of ending.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from crsam.errors import UserError
+from crsam.report.landscapes import Landscape, read_landscape
+
+FILES = ("recipe.toml", "metrics.jsonl", "result.json", "environment.json", "checkpoint.pt")
+"""A folder that holds one of these is a run."""
+DEEPEST = 8
+"""Folders below folders that are looked into."""
+
+State = Literal["done", "diverged", "unfinished", "broken"]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What can be read of one run folder."""
+
+    path: Path
+    name: str
+    """The folder, as short as it can be told from the others."""
+    recipe: dict[str, Any] = field(default_factory=dict)
+    """The tables of ``recipe.toml``; empty if it cannot be read."""
+    recipe_text: str = ""
+    metrics: tuple[dict[str, Any], ...] = ()
+    """The lines of ``metrics.jsonl`` that are whole."""
+    result: dict[str, Any] = field(default_factory=dict)
+    """``result.json``; empty until the run has ended."""
+    environment: dict[str, Any] = field(default_factory=dict)
+    measures: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """``measures-SPLIT.json``, by split."""
+    landscape: Landscape | None = None
+    written: float | None = None
+    """When something was last written here, in seconds since 1970."""
+    problems: tuple[str, ...] = ()
+    """What could not be read, a line each."""
+
+    @property
+    def state(self) -> State:
+        """How far the run has come; broken if neither a recipe nor a number is there."""
+        if self.result:
+            return "done" if self.result.get("diverged_at") is None else "diverged"
+        return "unfinished" if self.recipe or self.metrics else "broken"
+
+    @property
+    def method(self) -> str:
+        """By its name; empty if nothing in the folder says it."""
+        found = self.recipe.get("method", self.result.get("method"))
+        return found if isinstance(found, str) else ""
+
+    @property
+    def seed(self) -> int | None:
+        """None if nothing in the folder says it."""
+        found = self.recipe.get("seed", self.result.get("seed"))
+        return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+def read_runs(paths: Sequence[str | Path]) -> list[Run]:
+    """All runs in these folders, each a run, a comparison, or a folder of such.
+
+    Args:
+        paths: The folders.
+
+    Raises:
+        UserError: If one of them does not exist, or none holds a run.
+
+    Example:
+        >>> read_runs(["nowhere"])
+        Traceback (most recent call last):
+        crsam.errors.UserError: there is no folder nowhere
+    """
+    for path in paths:
+        if not Path(path).is_dir():
+            raise UserError(f"there is no folder {path}")
+    found = list(dict.fromkeys(folder for path in paths for folder in run_folders(Path(path))))
+    if not any(_is_run(folder) for folder in found):
+        raise UserError(
+            f"no run in {', '.join(map(str, paths))}: no folder there has a recipe.toml"
+        )
+    return [read_run(folder, name) for folder, name in zip(found, short_names(found))]
+
+
+def run_folders(path: Path, within: Path | None = None) -> Iterator[Path]:
+    """The run folders at or below a path, sorted; empty folders too, where a run should be.
+
+    Args:
+        path: Where to look.
+        within: Leave out what lies outside this folder once links are followed.
+    """
+    seen: set[Path] = set()
+
+    def look(folder: Path, depth: int) -> Iterator[Path]:
+        real = folder.resolve()
+        if real in seen or not _inside(real, within):
+            return
+        seen.add(real)
+        try:
+            entries = sorted(folder.iterdir(), key=_natural)
+        except OSError:
+            yield folder  # reading it will say why
+            return
+        if _is_run(folder) or all(entry.name == ".lock" for entry in entries):
+            yield folder
+        elif depth < DEEPEST:
+            for entry in entries:
+                if not entry.name.startswith(".") and _is_folder(entry):
+                    yield from look(entry, depth + 1)
+
+    yield from look(path, 0)
+
+
+def read_run(folder: Path, name: str | None = None, within: Path | None = None) -> Run:
+    """One run folder, whatever state it is in.
+
+    Args:
+        folder: Of the run.
+        name: See `Run`.
+        within: Do not read files that lie outside this folder once links are followed.
+    """
+    problems: list[str] = []
+
+    def read(file: str, parse: Callable[[bytes], Any], empty: Any) -> Any:
+        path = folder / file
+        try:
+            if not path.is_file():
+                return empty
+            if not _inside(path.resolve(), within):
+                problems.append(f"{file} is a link out of the folder: not read")
+                return empty
+            return parse(path.read_bytes())
+        except OSError as error:
+            problems.append(f"{file} cannot be read: {error.strerror or error}")
+        except (ValueError, RecursionError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            problems.append(f"{file} is not whole: {reason}")
+        return empty
+
+    text = read("recipe.toml", lambda raw: raw.decode(), "")
+    lines, torn = read("metrics.jsonl", metrics_lines, ((), ()))
+    problems += [f"metrics.jsonl: {reason}" for reason in torn]
+    recipe = read("recipe.toml", lambda raw: tomllib.loads(raw.decode()), {}) if text else {}
+    result, environment = read("result.json", _table, {}), read("environment.json", _table, {})
+    measures = {
+        file.stem.removeprefix("measures-"): found
+        for file in _matching(folder, "measures-*.json")
+        if (found := read(file.name, _table, {}))
+    }
+    landscape = read("landscape.npz", read_landscape, None)
+    if not _is_run(folder):
+        problems.append("an empty folder: no recipe.toml")
+    elif not text and not any(said.startswith("recipe.toml") for said in problems):
+        problems.append("recipe.toml is missing")
+    return Run(
+        path=folder,
+        name=name or folder.name,
+        recipe=recipe,
+        recipe_text=text,
+        metrics=lines,
+        result=result,
+        environment=environment,
+        measures=measures,
+        landscape=landscape,
+        written=_last_written(folder),
+        problems=tuple(problems),
+    )
+
+
+def metrics_lines(raw: bytes) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
+    r"""The whole lines of ``metrics.jsonl``, and what is wrong with the others.
+
+    Example:
+        >>> metrics_lines(b'{"step": 1}\n{"ste')
+        (({'step': 1},), ('line 2 is cut off',))
+        >>> metrics_lines(b'{"step": 1}\nnonsense\n{"step": 2}\n')
+        (({'step': 1}, {'step': 2}), ('1 line is not JSON, the first is line 2',))
+    """
+    lines: list[dict[str, Any]] = []
+    bad: list[int] = []
+    problems: list[str] = []
+    rows = raw.decode(errors="replace").split("\n")
+    for number, row in enumerate(rows, start=1):
+        if not row.strip():
+            continue
+        try:
+            lines.append(_table(row))
+        except (ValueError, RecursionError):
+            if number == len(rows):  # no newline after it: its writer is not done, or was killed
+                problems.append(f"line {number} is cut off")
+            else:
+                bad.append(number)
+    if bad:
+        what = "1 line is" if len(bad) == 1 else f"{len(bad)} lines are"
+        problems.append(f"{what} not JSON, the first is line {bad[0]}")
+    return tuple(lines), tuple(problems)
+
+
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """The folders without what all of them have in common.
+
+    Example:
+        >>> short_names([Path("runs/demo/sgd/seed0"), Path("runs/demo/sam/seed0")])
+        ['sgd/seed0', 'sam/seed0']
+        >>> short_names([Path("runs/demo/sgd/seed0")])
+        ['seed0']
+    """
+    parts = [folder.resolve().parts for folder in folders]
+    common = 0
+    while parts and all(len(p) > common + 1 and p[common] == parts[0][common] for p in parts):
+        common += 1
+    return ["/".join(p[common:]) for p in parts]
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / file).is_file() for file in FILES)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def _inside(path: Path, within: Path | None) -> bool:
+    return within is None or path.is_relative_to(within)
+
+
+def _table(text: str | bytes) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"holds a {type(found).__name__}, not a table")
+    return found
+
+
+def _matching(folder: Path, pattern: str) -> list[Path]:
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError:
+        return []
+
+
+def _last_written(folder: Path) -> float | None:
+    files = [folder / file for file in FILES]
+    try:
+        return max((file.stat().st_mtime for file in files if file.is_file()), default=None)
+    except OSError:  # gone in between
+        return None
+
+
+def _natural(path: Path) -> list[tuple[bool, int, str]]:
+    """So that seed10 comes after seed9."""
+    words = "".join(c if c.isdigit() else f"\0{c}\0" for c in path.name).split("\0")
+    return [(not w.isdigit(), int(w) if w.isdigit() and w.isascii() else 0, w) for w in words if w]
