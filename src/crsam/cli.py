@@ -23,6 +23,7 @@ from crsam.experiment import tables
 from crsam.experiment.landscape import View, landscape_runs
 from crsam.experiment.measure import DEFAULT, METRICS, Setting, measure_run
 from crsam.experiment.run import evaluate_run, run
+from crsam.experiment.spectrum import spectrum_run
 from crsam.experiment.study import compare as compare_methods
 from crsam.experiment.toml import load_recipe, recipes, to_toml
 from crsam.models import models
@@ -180,6 +181,9 @@ def measure(
     probes: Annotated[int, typer.Option(min=2, help="Random vectors of a trace.")] = 100,
     rho: Annotated[float, typer.Option(help="Radius of sharpness.")] = Setting.rho,
     seed: Annotated[int, typer.Option(min=0, help="Of the random vectors.")] = 0,
+    spectrum: Annotated[
+        bool, typer.Option("--spectrum", help="The density of the Hessian's eigenvalues too.")
+    ] = False,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -190,6 +194,9 @@ def measure(
         found = measure_run(folder, names, split=split.value, samples=samples, how=how, world=world)
         tables.show_figures(found, f"{folder}, {split.value} images")
         print(f"written to {folder}/measures-{split.value}.json")
+        if spectrum:
+            file = spectrum_run(folder, split=split.value, samples=samples, how=how, world=world)
+            print(f"the density of eigenvalues is in {file}")
 
 
 @app.command()
@@ -233,6 +240,24 @@ def landscape(
         found = landscape_runs(folders, view, stem=out, fresh=fresh, world=world)
         if world.is_main:
             tables.show_landscapes(found)
+
+
+@app.command()
+def figures(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs, or folders of.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write to.")],
+    formats: Annotated[
+        str, typer.Option("--format", help="pdf, svg, png, with commas between.")
+    ] = "pdf",
+) -> None:
+    """The paper's figures, and more, of runs: for print, and for all kinds of colour vision."""
+    from crsam.report.figures import write_figures
+
+    drawn = write_figures(folders, out, [name.strip() for name in formats.split(",")])
+    for note in drawn.notes:
+        print(note, file=sys.stderr)
+    for file in drawn.files:
+        print(file)
 
 
 @app.command("list")
