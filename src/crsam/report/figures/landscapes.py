@@ -21,10 +21,26 @@ Array = NDArray[np.float64]
 class Shown(NamedTuple):
     """A landscape, and whose it is."""
 
-    title: str
+    group: str
     number: int
     """Of the group."""
     landscape: Landscape
+
+    @property
+    def name(self) -> str:
+        """The group's, or those of the models that a line or plane goes through."""
+        names = self.landscape.about.get("of")
+        if isinstance(names, list) and len(names) > 1:
+            return ", ".join(map(str, names))
+        return self.group
+
+    def models(self) -> list[tuple[list[float], str]]:
+        """Where the models are, and what to write beside them."""
+        about = self.landscape.about
+        places, names = about.get("places"), about.get("of")
+        if isinstance(places, list) and isinstance(names, list):
+            return list(zip(places, map(str, names)))
+        return [([0.0] * (1 if self.landscape.y is None else 2), "")]
 
 
 def found_in(groups: Sequence[Group]) -> dict[str, list[Shown]]:
@@ -66,7 +82,11 @@ def lines(groups: Sequence[Group]) -> Iterator[tuple[str, Any]]:
         along = [one for one in shown if one.landscape.y is None]
         if along:
             yield stem if stem != "landscape" else "landscape-line", profiles(along)
-        around = [one for one in shown if one.landscape.y is not None and _kind(one) == "filter"]
+        around = [
+            one
+            for one in shown
+            if one.landscape.y is not None and kind_of(one.landscape) == "filter"
+        ]
         if around and stem == "landscape":
             yield "landscape-rise", rises(around)
 
@@ -98,79 +118,89 @@ def side_by_side(shown: Sequence[Shown], scale: Scale) -> Any:
     from matplotlib.ticker import MaxNLocator
 
     count = len(shown)
-    low, high = scale.seen(np.array([scale.low, scale.high]))
-    norm = Normalize(low, high)
-    levels = MaxNLocator(12).tick_values(low, high)
-    figure = style.new_figure(4.3 if count > 2 else 4.6, min(style.WIDTH, 2.4 * count + 0.8))
-    above, below = figure.subfigures(2, 1, height_ratios=(1.15, 1))
-    tops = above.subplots(1, count, squeeze=False, subplot_kw={"projection": "3d"})[0]
-    maps = below.subplots(1, count, squeeze=False, sharey=True)[0]
-    for one, top, flat in zip(shown, tops, maps):
+    norm = Normalize(*scale.seen(np.array([scale.low, scale.high])))
+    levels = MaxNLocator(12).tick_values(norm.vmin, norm.vmax)
+    figure = style.new_figure(4.4, min(style.WIDTH, 2.2 * count + 1.5))
+    grid = figure.add_gridspec(2, count, height_ratios=(1.1, 1))
+    above = [figure.add_subplot(grid[0, k], projection="3d") for k in range(count)]
+    below = [figure.add_subplot(grid[1, k]) for k in range(count)]
+    for one, top, flat in zip(shown, above, below):
         from_the_side(top, one, scale, norm)
         from_the_top(flat, one, scale, norm, levels)
-    x, y = axis_names(shown[0].landscape)
-    maps[0].set_ylabel(y)
-    for flat in maps:
-        flat.set_xlabel(x)
-    colors = ScalarMappable(norm, style.MAP)
+        flat.set_xlabel(axis_names(one.landscape)[0])
+        flat.label_outer()
+    below[0].set_ylabel(axis_names(shown[0].landscape)[1])
     name = r"$\log_{10}$ loss" if scale.logarithmic else "loss"
-    below.colorbar(colors, ax=list(maps), label=name, aspect=18, pad=0.02).outline.set_visible(
-        False
-    )
+    colors = ScalarMappable(norm, style.MAP)
+    side = figure.colorbar(colors, ax=[*above, *below], label=name, aspect=35, pad=0.02)
+    side.outline.set_visible(False)
     return figure
 
 
 def from_the_side(axes: Any, one: Shown, scale: Scale, norm: Any) -> None:
+    """As a surface in space."""
     from matplotlib.ticker import MaxNLocator
 
     land = one.landscape
     assert land.y is not None
     x, y = np.meshgrid(land.x, land.y)
-    z = scale.seen(land.loss)
     axes.plot_surface(
-        x, y, z, cmap=style.MAP, norm=norm, rcount=61, ccount=61,
-        linewidth=0.15, edgecolor=(1, 1, 1, 0.35), antialiased=True,
+        x, y, scale.seen(land.loss), cmap=style.MAP, norm=norm, rcount=61, ccount=61,
+        linewidth=0.15, edgecolor=(1, 1, 1, 0.35), rasterized=True,
     )  # fmt: skip
     axes.set_zlim(norm.vmin, norm.vmax)
     axes.view_init(elev=24, azim=-58)
-    axes.set_box_aspect((1, 1, 0.85), zoom=1.22)
+    axes.set_box_aspect((1, 1, 0.85), zoom=1.15)
     axes.tick_params(labelsize=5.5, pad=-3)
     for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
         axis.set_major_locator(MaxNLocator(3))
         axis.set_pane_color((1, 1, 1, 0))
-        axis._axinfo["grid"].update(color="#dddddd", linewidth=0.4)
-    missing = int(np.isnan(land.loss).sum())
-    note = f"\n{missing} of {land.loss.size} points missing" if missing else ""
-    axes.set_title(one.title + note, y=0.97)
+    axes.set_title("\n".join([one.name, *notes(land)]), y=1.0)
+
+
+def notes(land: Landscape) -> list[str]:
+    """What else to say of a landscape: its eigenvalues, and what is not there."""
+    missing, endless = int(np.isnan(land.loss).sum()), int(np.isinf(land.loss).sum())
+    values = land.about.get("eigenvalues")
+    found = []
+    if isinstance(values, list) and all(isinstance(value, float) for value in values):
+        found.append(r"$\lambda$ = " + ", ".join(f"{value:.3g}" for value in values))
+    found += [f"{missing} of {land.loss.size} points missing"] if missing else []
+    return found + ([f"not finite at {endless} points"] if endless else [])
 
 
 def from_the_top(axes: Any, one: Shown, scale: Scale, norm: Any, levels: Array) -> None:
+    """As a map, with the models on it."""
     land = one.landscape
     z = np.ma.masked_invalid(scale.seen(land.loss))
     axes.set_facecolor(style.NOT_THERE)
     axes.grid(False)
     if min(z.shape) > 1:
-        axes.contourf(land.x, land.y, z, levels=200, cmap=style.MAP, norm=norm).set_edgecolor(
-            "face"
-        )
-        drawn = axes.contour(land.x, land.y, z, levels=levels, colors="white", linewidths=0.5)
+        shades = np.linspace(norm.vmin, norm.vmax, 200)
+        axes.contourf(land.x, land.y, z, shades, cmap=style.MAP, norm=norm).set_rasterized(True)
+        drawn = axes.contour(land.x, land.y, z, levels, colors="white", linewidths=0.5)
         axes.clabel(drawn, drawn.levels[::2], fontsize=5.5, fmt="%.3g")
-    for k, place in enumerate(land.about.get("places", [[0.0, 0.0]])):
-        names = land.about.get("of", [])
-        axes.plot(*place, marker="o+x"[k % 3] if len(names) > 1 else "+", color="white", ms=6)
-        if len(names) > 1 and k < len(names):
-            axes.annotate(names[k], place, (4, 4), textcoords="offset points",
-                          color="white", fontsize=6.5)  # fmt: skip
+    middle = (land.x[0] + land.x[-1]) / 2
+    for place, name in one.models():
+        axes.plot(*place, "+", color="white", ms=6)
+        right = place[0] > middle
+        axes.annotate(
+            name, place, (-4 if right else 4, 4), textcoords="offset points", fontsize=6.5,
+            ha="right" if right else "left", color="white", path_effects=style.outlined(),
+        )  # fmt: skip
     axes.set_aspect("equal")
 
 
 def axis_names(land: Landscape) -> tuple[str, str]:
     """What is along x and y."""
-    if _kind_of(land) == "eigenvector":
+    kind = kind_of(land)
+    if kind == "eigenvector":
         return "along the first eigenvector", "along the second"
-    if _kind_of(land) == "plane":
-        return "in distances between the first two models", ""
-    return "direction 1, filter norms", "direction 2"
+    if kind == "plane":
+        return "distance, first to second model = 1", ""
+    if kind == "line":
+        return "from one model, at 0, to the other, at 1", ""
+    return "direction 1, in filter norms", "direction 2, in filter norms"
 
 
 def profiles(shown: Sequence[Shown]) -> Any:
@@ -180,17 +210,16 @@ def profiles(shown: Sequence[Shown]) -> Any:
     for one in shown:
         land = one.landscape
         loss = np.where(np.isfinite(land.loss[0]), land.loss[0], np.nan)
-        places = [place[0] for place in land.about.get("places", [])]
-        names = land.about.get("of", [])
-        text = " to ".join(names) if len(names) > 1 else one.title
-        axes.plot(land.x, loss, label=text, **style.line(one.number))
-        for place in places:
-            near = int(np.abs(land.x - place).argmin())
+        axes.plot(land.x, loss, label=one.name, **style.line(one.number))
+        for place, name in one.models():
+            near = int(np.abs(land.x - place[0]).argmin())
             axes.plot(land.x[near], loss[near], "o", color=style.color(one.number))
-    between = _kind(shown[0]) == "line"
-    axes.set(xlabel="from one model, at 0, to the other, at 1" if between
-             else axis_names(shown[0].landscape)[0], ylabel="loss")  # fmt: skip
-    axes.legend()
+            if name:
+                axes.annotate(name, (land.x[near], loss[near]), (5, -9),
+                              textcoords="offset points", fontsize=7)  # fmt: skip
+    axes.set(xlabel=axis_names(shown[0].landscape)[0], ylabel="loss")
+    if kind_of(shown[0].landscape) != "line":
+        axes.legend()
     return figure
 
 
@@ -200,7 +229,7 @@ def rises(shown: Sequence[Shown]) -> Any:
     axes = figure.subplots()
     for one in shown:
         distance, low, mean, high = rings(one.landscape)
-        axes.plot(distance, mean, label=one.title, **style.line(one.number))
+        axes.plot(distance, mean, label=one.group, **style.line(one.number))
         axes.fill_between(
             distance, low, high, color=style.color(one.number), alpha=0.18, linewidth=0
         )
@@ -227,9 +256,6 @@ def rings(land: Landscape) -> tuple[Array, Array, Array, Array]:
     return columns[0], columns[1], columns[2], columns[3]
 
 
-def _kind_of(land: Landscape) -> str:
+def kind_of(land: Landscape) -> str:
+    """What it is along."""
     return str(land.about.get("kind", "filter"))
-
-
-def _kind(one: Shown) -> str:
-    return _kind_of(one.landscape)

@@ -44,6 +44,7 @@ SETTINGS = {
     "axes.grid": True,
     "grid.color": "#e6e6e6",
     "grid.linewidth": 0.5,
+    "axes3d.grid": True,
     "axes.axisbelow": True,
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
@@ -95,6 +96,13 @@ def save(figure: Any, folder: Path, name: str, formats: Sequence[str]) -> list[P
 
 def color(index: int) -> str:
     return COLORS[index % len(COLORS)]
+
+
+def outlined() -> list[Any]:
+    """For white text on a map, to be read on bright places too."""
+    from matplotlib.patheffects import withStroke
+
+    return [withStroke(linewidth=1.5, foreground="#333333")]
 
 
 def line(index: int) -> dict[str, Any]:

@@ -60,7 +60,11 @@ def _against(axes: Any, groups: Sequence[Group], x: str, y: str) -> None:
         axes.plot(a.mean[-1:], b.mean[-1:], "o", ms=8, mfc="none", color=style.color(i))
         if (a.mean > 0).all() and np.nanmax(a.mean) > 10 * np.nanmin(a.mean):
             axes.set_xscale("log")
-    axes.set(xlabel=r"$C(w)$", ylabel="approximation ratio", title="ring: the last epoch")
+    axes.set(
+        xlabel=r"$C(w)$",
+        ylabel="approximation ratio",
+        title="one against the other; ring: at the end",
+    )
 
 
 def convergence(groups: Sequence[Group]) -> Drawings:
