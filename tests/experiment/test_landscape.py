@@ -16,7 +16,7 @@ from crsam.data.batches import in_order
 from crsam.errors import UserError
 from crsam.experiment import landscape as of_runs
 from crsam.experiment.landscape import View, landscape_runs
-from crsam.experiment.measure import losses, measure_run, sample_of
+from crsam.experiment.measure import Setting, losses, measure_run, sample_of
 from crsam.experiment.restore import restored
 from crsam.experiment.run import run
 from crsam.experiment.spectrum import spectrum_run
@@ -160,14 +160,17 @@ def test_two_processes_write_the_array_of_one(runs: list[Path], tmp_path: Path) 
         same(surface, landscape.load(file.with_stem("two"))[0])
 
 
-def test_spectrum_has_the_trace_of_the_hessian(runs: list[Path]) -> None:
-    file = spectrum_run(runs[0], samples=60)
+def test_spectrum_is_the_density_at_the_runs_model(runs: list[Path]) -> None:
+    file = spectrum_run(runs[0], samples=60, how=Setting(seed=2))
     assert file == runs[0] / "spectrum-train.npz"
-    with np.load(file) as arrays:
-        nodes, weights, count = (arrays[k] for k in ("nodes", "weights", "num_weights"))
-    trace = measure_run(runs[0], ["hessian_trace"], samples=60)["hessian_trace"]
-    assert (nodes * weights).sum(1).mean() * count == pytest.approx(trace.value, rel=0.5)
-    assert weights.sum(1) == pytest.approx(np.ones(len(weights)))
+    there = restored(runs[0], World())
+    there.model.eval()
+    (batch,) = in_order(sample_of(there.images("train"), 60), there.splits.feed, 60)
+    expected = curvature.spectral_density(there.model, losses, [batch], seed=2)
+    with np.load(file, allow_pickle=False) as arrays:
+        np.testing.assert_allclose(arrays["nodes"], expected.nodes, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(arrays["weights"], expected.weights, rtol=1e-3, atol=1e-3)
+        assert arrays["num_weights"] == expected.num_weights
 
 
 @pytest.mark.parametrize(

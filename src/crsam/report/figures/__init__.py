@@ -12,6 +12,7 @@ from typing import Any
 
 from crsam.errors import UserError, unknown
 from crsam.report.figures import landscapes, spectra, style, training
+from crsam.report.figures.landscapes import broken
 from crsam.report.groups import Group, differing, grouped
 from crsam.report.runs import Run, read_runs
 
@@ -74,7 +75,7 @@ def write_figures(
 
 
 def _problems(runs: Sequence[Run]) -> list[str]:
-    found = [f"{run.name}: {problem}" for run in runs for problem in run.problems]
+    found = [f"{run.name}: {problem}" for run in runs for problem in (*run.problems, *broken(run))]
     for run in runs:
         if run.state in ("diverged", "unfinished"):
             found.append(f"{run.name}: {run.state}; it is drawn as far as it goes")

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crsam.report.figures import style
-from crsam.report.groups import Group
+from crsam.report.groups import Group, is_number
 from crsam.report.landscapes import Landscape, read_landscape
+from crsam.report.runs import Run
 
 SURFACES_NAME = "figure4-landscapes"
 MOST_COLUMNS = 4
@@ -31,16 +32,17 @@ class Shown(NamedTuple):
         """The group's, or those of the models that a line or plane goes through."""
         names = self.landscape.about.get("of")
         if isinstance(names, list) and len(names) > 1:
-            return ", ".join(map(str, names))
+            return ", ".join(map(style.text, names))
         return self.group
 
     def models(self) -> list[tuple[list[float], str]]:
         """Where the models are, and what to write beside them."""
-        about = self.landscape.about
+        about, num = self.landscape.about, 1 if self.landscape.y is None else 2
         places, names = about.get("places"), about.get("of")
-        if isinstance(places, list) and isinstance(names, list):
-            return list(zip(places, map(str, names)))
-        return [([0.0] * (1 if self.landscape.y is None else 2), "")]
+        if not isinstance(places, list) or not isinstance(names, list):
+            return [([0.0] * num, "")]
+        whole = [p for p in places if isinstance(p, list) and len(p) == num]
+        return [(p, style.text(name)) for p, name in zip(whole, names) if all(map(is_number, p))]
 
 
 def found_in(groups: Sequence[Group]) -> dict[str, list[Shown]]:
@@ -61,14 +63,20 @@ def _read(file: Path) -> Landscape | None:
     """None if it is none: a run's folder may hold other arrays."""
     try:
         return read_landscape(file.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         return None
+
+
+def broken(run: Run) -> list[str]:
+    """A line for each file that should be a landscape and is none; the reader tells of one."""
+    files = [file for file in sorted(run.path.glob("landscape-*.npz")) if _read(file) is None]
+    return [f"{file.name} is not a landscape" for file in files]
 
 
 def surfaces(groups: Sequence[Group]) -> Iterator[tuple[str, Any]]:
     """The paper's Figure 4, for every name under which there are landscapes over a plane."""
     for stem, shown in found_in(groups).items():
-        flat = [one for one in shown if one.landscape.y is not None]
+        flat = [one for one in shown if is_plane(one.landscape)]
         for start in range(0, len(flat), MOST_COLUMNS):
             part = flat[start : start + MOST_COLUMNS]
             name = SURFACES_NAME if stem == "landscape" else stem
@@ -82,11 +90,8 @@ def lines(groups: Sequence[Group]) -> Iterator[tuple[str, Any]]:
         along = [one for one in shown if one.landscape.y is None]
         if along:
             yield stem if stem != "landscape" else "landscape-line", profiles(along)
-        around = [
-            one
-            for one in shown
-            if one.landscape.y is not None and kind_of(one.landscape) == "filter"
-        ]
+        flat = [one for one in shown if is_plane(one.landscape)]
+        around = [one for one in flat if kind_of(one.landscape) == "filter"]
         if around and stem == "landscape":
             yield "landscape-rise", rises(around)
 
@@ -108,7 +113,7 @@ def scale_of(shown: Sequence[Shown]) -> Scale:
     """From the lowest loss of all to the highest; logarithmic where that is far."""
     values = np.concatenate([one.landscape.loss[np.isfinite(one.landscape.loss)] for one in shown])
     low, high = float(values.min()), float(values.max())
-    return Scale(low, max(high, low + 1e-12), low > 0 and high > 30 * low)
+    return Scale(low, max(high, low + 1e-6 * max(abs(low), 1)), low > 0 and high > 30 * low)
 
 
 def side_by_side(shown: Sequence[Shown], scale: Scale) -> Any:
@@ -175,10 +180,11 @@ def from_the_top(axes: Any, one: Shown, scale: Scale, norm: Any, levels: Array) 
     z = np.ma.masked_invalid(scale.seen(land.loss))
     axes.set_facecolor(style.NOT_THERE)
     axes.grid(False)
-    if min(z.shape) > 1:
-        shades = np.linspace(norm.vmin, norm.vmax, 200)
-        axes.contourf(land.x, land.y, z, shades, cmap=style.MAP, norm=norm).set_rasterized(True)
-        drawn = axes.contour(land.x, land.y, z, levels, colors="white", linewidths=0.5)
+    shades = np.linspace(norm.vmin, norm.vmax, 200)
+    axes.contourf(land.x, land.y, z, shades, cmap=style.MAP, norm=norm).set_rasterized(True)
+    crossed = levels[(levels > z.min()) & (levels < z.max())]
+    if crossed.size:
+        drawn = axes.contour(land.x, land.y, z, crossed, colors="white", linewidths=0.5)
         axes.clabel(drawn, drawn.levels[::2], fontsize=5.5, fmt="%.3g")
     middle = (land.x[0] + land.x[-1]) / 2
     for place, name in one.models():
@@ -254,6 +260,11 @@ def rings(land: Landscape) -> tuple[Array, Array, Array, Array]:
             rows.append((k * width, inside.min(), inside.mean(), inside.max()))
     columns = np.array(rows).reshape(-1, 4).T
     return columns[0], columns[1], columns[2], columns[3]
+
+
+def is_plane(land: Landscape) -> bool:
+    """Whether it has at least two points each way."""
+    return land.y is not None and min(land.loss.shape) > 1
 
 
 def kind_of(land: Landscape) -> str:

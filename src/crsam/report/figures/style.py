@@ -7,6 +7,7 @@ every group has a line style and a marker of its own besides. Maps are viridis: 
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,7 +89,10 @@ def save(figure: Any, folder: Path, name: str, formats: Sequence[str]) -> list[P
     files = []
     for kind in formats:
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, metadata=NO_DATE[kind])
+        with warnings.catch_warnings():
+            # A name in letters that the font lacks, or more names than fit, is still a figure.
+            warnings.filterwarnings("ignore", "Glyph .* missing|constrained_layout not applied")
+            figure.savefig(buffer, format=kind, metadata=NO_DATE[kind])
         write(folder / f"{name}.{kind}", buffer.getvalue())
         files.append(folder / f"{name}.{kind}")
     return files
@@ -114,8 +118,19 @@ def label(group: Group) -> str:
     """The group as papers print it: ``CR-SAM, rho 0.1``."""
     method = group.method
     if not method or not group.label.startswith(method):
-        return group.label
-    return title(method) + group.label[len(method) :]
+        return text(group.label)
+    return text(title(method) + group.label[len(method) :])
+
+
+def text(words: Any) -> str:
+    r"""Words of a user's as they are: no formulas, and nothing that hides them in a legend.
+
+    Example:
+        >>> text("_a$b")
+        ' _a\\$b'
+    """
+    found = str(words).replace("$", r"\$")
+    return f" {found}" if found.startswith("_") else found
 
 
 def title(method: str) -> str:

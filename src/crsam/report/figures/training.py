@@ -158,9 +158,8 @@ def panels(
     count = len(keys) + extra
     columns = min(columns, count)
     rows = math.ceil(count / columns)
-    figure = style.new_figure(
-        0.35 + 1.75 * rows, style.WIDTH * columns / 3 if columns < 3 else style.WIDTH
-    )
+    height = 0.2 + 0.18 * math.ceil(len(groups) / 4) + 1.75 * rows
+    figure = style.new_figure(height, style.WIDTH * min(columns, 3) / 3)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for unused in grid[count:]:
         unused.remove()
