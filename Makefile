@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Small tensors are faster on one thread, and a busy neighbour does not stall it.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test wheel lint types docs docs-serve bench format clean
+.PHONY: help demo test browser wheel lint types docs docs-serve bench format clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -29,6 +29,13 @@ demo: $(VENV)/.crsam  ## SGD, SAM and CR-SAM side by side, in half a minute
 
 test: $(VENV)/.dev  ## all tests
 	$(BIN)/python -m pytest -q -n 2
+
+browser:  ## Chromium, in which the report page is tested; by apt, as root
+	@command -v chromium || command -v chromium-browser || { \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get && apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium; } || \
+	  { echo "no Chromium: install the package chromium, as root with apt-get or otherwise" >&2; \
+	    exit 2; }
 
 wheel: $(BIN)/python  ## build the wheel; in an empty environment, away from here, run its demo
 	rm -rf dist

@@ -57,6 +57,11 @@ def test_compare_and_demo_print_a_table_with_all_that_was_promised(tmp_path: Pat
     assert ended.returncode == 0, ended.stderr
     for words in ("sgd", "sam", "crsam", "gradient norm", "sharpness", "crsam train digits"):
         assert words in ended.stdout
+    assert "runs/demo/report.html" in ended.stdout
+    assert b"</html>" in (tmp_path / "runs/demo/report.html").read_bytes()
+    ended = crsam("report", "runs", "-o", "both.html", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "both.html: 7 runs" in ended.stdout
 
 
 def test_list_and_version(tmp_path: Path) -> None:
@@ -120,5 +125,7 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
     fails_in_one_line(
         crsam("train", "digits", "train.batch_size=5000", cwd=tmp_path), "batch_size", "1437"
     )
+    fails_in_one_line(crsam("report", "nowhere", cwd=tmp_path), "nowhere")
+    fails_in_one_line(crsam("report", cwd=tmp_path), "--serve")
     fails_in_one_line(crsam("train", "digits", "--device", "cuda:7", cwd=tmp_path), "cuda:7")
     assert os.listdir(tmp_path) in ([], ["runs"])

@@ -27,6 +27,8 @@ from crsam.experiment.spectrum import spectrum_run
 from crsam.experiment.study import compare as compare_methods
 from crsam.experiment.toml import load_recipe, recipes, to_toml
 from crsam.models import models
+from crsam.report.page import write_page
+from crsam.report.page.server import serve as serve_live
 from crsam.train.distributed import World, join
 from crsam.train.interrupt import Stopped
 
@@ -98,6 +100,8 @@ def demo(
             program = "python -m crsam" if started.endswith("__main__.py") else started
             program = "crsam" if shutil.which("crsam") else program
             print(tables.NEXT_AFTER_DEMO.format(folder=place, crsam=program))
+            write_page([place], place / "report.html", title="Digits, 30 % of the labels wrong")
+            print(f"\nAll of it on one page, to open in a browser: {place / 'report.html'}")
 
 
 @app.command()
@@ -147,7 +151,7 @@ def compare(
         rows = compare_methods(asked, names, seeds, place, world, fresh=fresh)
         if world.is_main:
             tables.show(rows, f"{recipe}, {seeds} seed{'s' * (seeds > 1)}")
-            print(f"runs and comparison.json are in {place}")
+            print(f"runs and comparison.json are in {place}; a page of them: crsam report {place}")
 
 
 @app.command()
@@ -258,6 +262,36 @@ def figures(
         print(note, file=sys.stderr)
     for file in drawn.files:
         print(file)
+
+
+@app.command()
+def report(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN]...", help="Runs, comparisons, or folders of such."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path(
+        "report.html"
+    ),
+    title: Annotated[str, typer.Option(help="Of the page.", show_default="the methods")] = "",
+    serve: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Instead: watch this folder, live on this machine."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of --serve; 0: any.")] = 8017,
+) -> None:
+    """Tables, curves and landscapes of runs on one page that needs nothing but a browser."""
+    if (serve is None) == (not folders):
+        raise UserError("give the folders of runs, or --serve DIR, one of the two")
+    if serve is not None:
+        serve_live(serve, port)
+        return
+    runs = write_page(folders or [], out, title=title)
+    unwell = sum(bool(one.problems) for one in runs)
+    print(
+        f"{out}: {len(runs)} run{'s' * (len(runs) > 1)}, {out.stat().st_size / 1e6:.2f} MB"
+        + (f"; {unwell} could not be read as a whole, the page says why" if unwell else "")
+    )
 
 
 @app.command("list")

@@ -54,7 +54,8 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
     """
     found: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(json.dumps(_relevant(run), sort_keys=True) if run.recipe else run.name, []).append(run)
+        same = json.dumps(_relevant(run), sort_keys=True) if run.recipe else run.name
+        found.setdefault(same, []).append(run)
     alike = [Group("", tuple(_by_seed(mine)), _relevant(mine[0])) for mine in found.values()]
     settings = list(dict.fromkeys(json.dumps(group.setting, sort_keys=True) for group in alike))
     alike.sort(

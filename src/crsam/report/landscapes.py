@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+
+UNREADABLE = (AttributeError, EOFError, KeyError, NotImplementedError, OSError, TypeError,
+              zipfile.BadZipFile, zlib.error)  # fmt: skip
+"""What `numpy.load` raises for what is not an ``.npz``, beside ValueError."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,17 +42,18 @@ def read_landscape(raw: bytes) -> Landscape:
     try:
         with np.load(io.BytesIO(raw), allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
-    except (zipfile.BadZipFile, OSError, EOFError, KeyError, NotImplementedError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"not a file of arrays ({error})") from error
     missing = [name for name in ("x", "loss") if name not in found]
     if missing:
         raise ValueError(f"it has no array {missing[0]}")
-    numbers = {
-        name: np.asarray(found[name], dtype=np.float64)
-        for name in ("x", "y", "loss", "accuracy")
-        if name in found
-    }
+    arrays = {name: found[name] for name in ("x", "y", "loss", "accuracy") if name in found}
+    if any(array.dtype.kind not in "fiu" for array in arrays.values()):
+        raise ValueError("an array does not hold numbers")
+    numbers = {name: array.astype(np.float64) for name, array in arrays.items()}
     x, y = numbers["x"], numbers.get("y")
+    if not all(np.isfinite(axis).all() for axis in (x, y) if axis is not None):
+        raise ValueError("x or y is not finite")
     loss = np.atleast_2d(numbers["loss"])
     shape = (1 if y is None else y.size, x.size)
     accuracy = numbers.get("accuracy")
@@ -55,4 +61,5 @@ def read_landscape(raw: bytes) -> Landscape:
     if min(shape) < 1 or loss.shape != shape or not (accuracy is None or accuracy.shape == shape):
         raise ValueError(f"loss is of shape {loss.shape}, x and y ask for {shape}")
     about = json.loads(str(found["about"])) if "about" in found else {}
-    return Landscape(x.ravel(), y if y is None else y.ravel(), loss, accuracy, dict(about))
+    about = about if isinstance(about, dict) else {}
+    return Landscape(x.ravel(), y if y is None else y.ravel(), loss, accuracy, about)

@@ -15,7 +15,8 @@ from crsam.report.page.content import Content, content_of
 from crsam.report.runs import Run, read_runs
 from crsam.train.checkpoint import write
 
-SCRIPTS = ("dom.js", "chart.js", "curves.js", "surface.js", "landscapes.js", "tables.js", "main.js")
+SCRIPTS = ("dom.js", "chart.js", "curves.js", "raster.js", "surface.js", "landscapes.js",
+           "tables.js", "main.js")  # fmt: skip
 """In the order in which they need each other."""
 LARGEST = 8_000_000
 """Bytes of a page: more is slow to open, and no mail takes it."""

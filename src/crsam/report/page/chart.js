@@ -7,7 +7,7 @@ const MARGIN = { left: 58, right: 12, top: 8, bottom: 26 };
 function ticks(low, high, count) {
   const rough = (high - low) / Math.max(count, 1);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough * 0.999);
+  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough * 0.75);
   const found = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) found.push(k * step);
   return found;
@@ -22,7 +22,7 @@ function logTicks(low, high) {
   return ticks(10 ** low, 10 ** high, 4).filter((v) => v > 0).map(Math.log10);
 }
 
-const tickText = (value, step) => (step && Math.abs(value) < step * 1e-6 ? "0" : short(value, 3).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, ""));
+const tickText = (value, step) => (step && Math.abs(value) < step * 1e-6 ? "0" : trimmed(value, 3));
 
 /** The index of the x nearest to a value; xs are sorted. */
 function nearest(xs, value) {
@@ -225,8 +225,7 @@ class Chart {
     const xs = ticks(this.from, this.to, Math.min(width / 80, 8));
     for (const x of xs) c.fillText(tickText(x, xs[1] - xs[0]), this.px(x), height - MARGIN.bottom + 8);
     c.textAlign = "right";
-    c.textBaseline = "bottom";
-    c.fillText(this.about.xText || "epoch", width - MARGIN.right, height - MARGIN.bottom - 3);
+    c.fillText(this.about.xText || "epoch", MARGIN.left - 7, height - MARGIN.bottom + 8);
   }
 
   /** Runs of neighbours that all have a value. */
@@ -356,7 +355,8 @@ class Chart {
         element("span", { class: "value" }, element("i", { class: `swatch g${line.group % 8}` }), `${line.label} `, element("b", {}, text), element("span", { class: "error" }, spread)),
       );
     }
-    const x = cursor === null ? "at the end" : `${this.about.xText || "epoch"} ${short(cursor, 3)}`;
+    const place = cursor !== null && shown.length ? shown[0].x[nearest(shown[0].x, cursor)] : cursor;
+    const x = place === null ? "end" : `${this.about.xText || "epoch"} ${trimmed(place)}`;
     this.readout.replaceChildren(element("span", { class: "where" }, x), ...words);
     this.top.setAttribute("aria-label", `${this.about.text}, ${this.readout.textContent}. Arrow keys move the cursor, plus and minus zoom, 0 shows all.`);
   }

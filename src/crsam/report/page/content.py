@@ -37,6 +37,7 @@ def content_of(runs: Sequence[Run], *, title: str = "", most: int = 2000) -> Con
     lines = [series(run, most) for run in order]
     return {
         "title": title or ", ".join(methods) or "Runs",
+        "setting": _setting(groups),
         "made": {
             "date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
             "crsam": crsam.__version__,
@@ -84,6 +85,18 @@ def _run(run: Run, made: dict[str, Any], index: int, groups: Sequence[Group]) ->
         "series": made["series"],
         "thinned": made["thinned"],
     }
+
+
+def _setting(groups: Sequence[Group]) -> list[str]:
+    """Data, model and epochs, where all recipes agree on them."""
+    wanted = {"data.name": "{}", "model.name": "{}", "train.epochs": "{} epochs"}
+    known = [group.recipe for group in groups if group.recipe]
+    values = {key: {recipe.get(key) for recipe in known} for key in wanted}
+    return [
+        words.format(*values[key])
+        for key, words in wanted.items()
+        if len(values[key]) == 1 and None not in values[key]
+    ]
 
 
 def _summary(groups: Sequence[Group]) -> Content:

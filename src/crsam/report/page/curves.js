@@ -57,7 +57,7 @@ class Curves {
     };
     this.grid = element("div", { class: "charts" });
     this.reset = element("button", { type: "button", disabled: true, onclick: () => this.zoomTo(null) }, "Show all");
-    this.picks = element("div", { class: "chips", role: "group", "aria-label": "Which curves are shown" });
+    this.picks = element("div", { class: "picks" });
     const singles = element("input", { type: "checkbox", id: "singles", onchange: () => this.toggleSingles(singles.checked) });
     this.section = element(
       "section",
@@ -98,12 +98,16 @@ class Curves {
         if (about.shown) this.state.curves.add(about.id);
       }
     }
-    this.picks.replaceChildren(...content.curves.map((about) => this.pick(about)));
+    const kinds = [...new Set(content.curves.map((about) => about.kind))];
+    this.picks.replaceChildren(...kinds.map((kind) => {
+      const mine = content.curves.filter((about) => about.kind === kind);
+      return element("div", { class: "chips", role: "group", "aria-label": `Curves shown: ${mine[0].word}` }, element("span", { class: "kind" }, mine[0].word), mine.map((about) => this.pick(about)));
+    }));
     this.arrange();
   }
 
   pick(about) {
-    const button = element("button", { type: "button", class: "chip", title: about.meaning || null, "aria-pressed": String(this.state.curves.has(about.id)) }, about.text);
+    const button = element("button", { type: "button", class: "chip", title: about.meaning || null, "data-pick": about.id, "aria-pressed": String(this.state.curves.has(about.id)) }, about.brief);
     button.addEventListener("click", () => {
       const shown = !this.state.curves.has(about.id);
       if (shown) this.state.curves.add(about.id);

@@ -65,11 +65,14 @@ def curves(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for key in [*first, *(key for key in keys if key not in first)]:
             if not key.endswith("_stderr"):
                 name = name_of(key)
+                alone = kind == "measure" and key not in SHOWN_FIRST
                 found.append(
                     {
                         "kind": kind,
                         "key": key,
-                        "text": f"{word} {name.text}" if kind != "measure" else name.text,
+                        "word": word,
+                        "brief": name.text,
+                        "text": name.text if alone else f"{word} {name.text}",
                         "unit": name.unit,
                         "meaning": name.meaning,
                         "shown": kind != "train" or key in SHOWN_FIRST,

@@ -21,8 +21,7 @@ function short(value, digits = 4) {
   if (size !== 0 && (size < 1e-4 || size >= 1e7)) {
     return value.toExponential(digits - 2).replace("-", "−").replace("e+", "e").replace("e-", "e−");
   }
-  const whole = size < 1 ? 0 : Math.floor(Math.log10(size)) + 1;
-  const decimals = size === 0 ? 0 : size < 1 ? digits - 1 - Math.ceil(Math.log10(size)) : digits - whole;
+  const decimals = size === 0 ? 0 : digits - 1 - Math.floor(Math.log10(size));
   return fixed(value, Math.min(Math.max(decimals, 0), 8));
 }
 
@@ -33,6 +32,9 @@ function fixed(value, decimals) {
   });
   return value < 0 && Number(text.replace(/,/g, "")) !== 0 ? `−${text}` : text;
 }
+
+/** The same without zeros that say nothing: 6 for 6.00. */
+const trimmed = (value, digits = 4) => short(value, digits).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
 
 /** Decimals for a column, so that its numbers line up: two digits of a usual error. */
 function decimalsFor(cells) {

@@ -20,12 +20,20 @@ def geometry(groups: Sequence[Group]) -> list[dict[str, Any]]:
     runs = [run for group in groups for run in group.runs]
     splits = sorted({split for run in runs for split in run.measures})
     sources: list[tuple[str, Callable[[Run], Figures]]] = [
-        ("At the end of training, training images (recipe’s [measure])", _last_measured),
-        *((f"{split} images (crsam measure)", _measured_on(split)) for split in splits),
-        ("At the end of training, training images (result.json)", _of_result),
+        (f"After the last epoch, {_images(runs)}training images ([measure])", _last_measured),
+        *((f"{_images(runs, on)}{on} images (crsam measure)", _measured_on(on)) for on in splits),
+        ("After the last epoch, at most 2,048 training images (result.json)", _of_result),
     ]
     tables = [_table(title, figures, groups) for title, figures in sources]
     return [table for table in tables if table["columns"]]
+
+
+def _images(runs: Sequence[Run], split: str | None = None) -> str:
+    """On how many images the figures were taken, if all runs agree: ``"at most 500 "``."""
+    said = [run.recipe.get("measure") if split is None else run.measures.get(split) for run in runs]
+    counts = [table.get("samples") for table in said if isinstance(table, dict)]
+    alike = {count for count in counts if is_number(count)}
+    return f"at most {alike.pop():,} " if len(alike) == 1 else ""
 
 
 def _table(title: str, figures: Callable[[Run], Figures], groups: Sequence[Group]) -> Any:
@@ -84,9 +92,7 @@ def _measured_on(split: str) -> Callable[[Run], Figures]:
 
 def _of_result(run: Run) -> Figures:
     return {
-        key: (float(run.result[key]), None)
-        for key in AT_THE_END
-        if is_number(run.result.get(key))
+        key: (float(run.result[key]), None) for key in AT_THE_END if is_number(run.result.get(key))
     }
 
 

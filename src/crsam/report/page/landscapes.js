@@ -23,13 +23,13 @@ class Landscapes {
       this.several,
       element("label", { class: "check", for: "cut" }, "cut at ", this.cut, this.cutText),
       element("span", { class: "legend" }, this.barTexts[0], this.bar, this.barTexts[1], " loss, nats"),
-      element("button", { type: "button", onclick: () => this.turn.reset() }, "Front view"),
+      element("button", { type: "button", onclick: () => this.turn.reset() }, "Reset view"),
     );
     this.section = element(
       "section",
       { id: "landscapes", "aria-labelledby": "landscapes-title" },
       element("h2", { id: "landscapes-title" }, "Landscapes"),
-      element("p", { class: "note" }, "The loss around the trained weights, which are the dot at the origin; all on one scale. Drag, or use the arrow keys, to turn them together. Grey: cut off. Holes: not evaluated, or not finite."),
+      element("p", { class: "note" }, "The loss around the trained weights, which are the dot at the origin; all on one scale. Drag, or use the arrow keys, to turn them together. Lines join points of equal loss. Grey: cut off. Holes: not evaluated, or not finite."),
       this.controls,
       this.grid,
       this.lineHolder,
@@ -80,7 +80,7 @@ class Landscapes {
     const shift = low > 0 ? 0 : 1e-6 * (top - low) - low;
     const up = log ? (v) => Math.log(Math.max(v + shift, 1e-300)) : (v) => v;
     const high = log ? Math.exp(up(low) + share * (up(top) - up(low))) - shift : low + share * (top - low);
-    Object.assign(this.scale, { low, high, up });
+    Object.assign(this.scale, { low, high, up, cutting: share < 1 });
     this.cutText.textContent = short(high, 3);
     this.barTexts[0].textContent = short(low, 3);
     this.barTexts[1].textContent = short(high, 3);
@@ -96,7 +96,8 @@ class Landscapes {
     if (this.frame) return;
     this.frame = requestAnimationFrame(() => {
       this.frame = null;
-      for (const view of this.shown) view.draw();
+      const colours = palette();
+      for (const view of this.shown) view.draw(colours);
       if (this.chart && this.chart.figure.isConnected) this.chart.draw();
       this.drawRamp();
     });

@@ -20,9 +20,9 @@ function section(id, title, ...children) {
 }
 
 function headline(content) {
-  const { runs, groups, made } = content;
+  const { runs, made } = content;
   const words = [plural(runs.length, "run"), `made ${made.date}`, `crsam ${made.crsam}`];
-  if (groups.length > 1) words.splice(1, 0, `${groups.length} groups`);
+  if (content.setting.length) words.unshift(content.setting.join(", "));
   return element(
     "header",
     { class: "top" },

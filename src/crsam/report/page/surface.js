@@ -1,17 +1,5 @@
-// A loss surface in three dimensions on a plain canvas. Seen from infinitely far, the cells of a
-// height field hide each other in the order of their rows and columns: no depth buffer is needed.
-
-const STOPS = [[38, 42, 104], [32, 92, 140], [36, 148, 142], [122, 195, 120], [246, 226, 128]];
-const SHADES = 256;
-
-/** Colours from low to high: dark to light, also for those who see no red or green. */
-function shadeAt(share) {
-  const place = Math.min(Math.max(share, 0), 1) * (STOPS.length - 1);
-  const k = Math.min(Math.floor(place), STOPS.length - 2);
-  return STOPS[k].map((value, channel) => value + (STOPS[k + 1][channel] - value) * (place - k));
-}
-
-const RAMP = Array.from({ length: SHADES }, (_, index) => shadeAt(index / (SHADES - 1)));
+// A loss surface in three dimensions. Seen from infinitely far, the cells of a height field hide
+// each other in the order of their rows and columns: no depth buffer is needed.
 
 class SurfaceView {
   /**
@@ -20,9 +8,10 @@ class SurfaceView {
    */
   constructor(landscape, label, group, turn, scale) {
     Object.assign(this, { landscape, label, group, turn, scale });
-    this.canvas = element("canvas", { tabindex: "0", role: "img" });
+    this.canvas = element("canvas", { tabindex: "0", role: "img", "aria-label": this.told() });
     this.caption = element("figcaption", {}, element("i", { class: `swatch g${group % 8}` }), label, element("span", { class: "unit" }, ` ${aboutText(landscape.about)}`));
     this.figure = element("figure", { class: "surface" }, this.caption, this.canvas);
+    this.raster = new Raster();
     this.xs = stretched(landscape.x);
     this.ys = stretched(landscape.y);
     this.listen();
@@ -71,7 +60,7 @@ class SurfaceView {
     return [this.middleX + across * this.unit, this.middleY + (deep * this.sinPitch - (z - 0.5) * 1.25 * this.cosPitch) * this.unit];
   }
 
-  draw() {
+  draw(colours) {
     const { context: c, width, height } = sharpen(this.canvas);
     const { yaw, pitch } = this.turn;
     Object.assign(this, { cos: Math.cos(yaw), sin: Math.sin(yaw), sinPitch: Math.sin(pitch), cosPitch: Math.cos(pitch) });
@@ -79,13 +68,18 @@ class SurfaceView {
     this.unit = Math.min((width - 24) / (2 * Math.SQRT2), (height - 44) / tall);
     this.middleX = width / 2;
     this.middleY = height / 2;
-    const colours = palette();
     this.drawBox(c, colours);
-    this.drawCells(c);
+    this.drawCells(c, width, height);
     this.drawCentre(c, colours);
-    const lowest = Math.min(...this.landscape.loss.flat().filter(isNumber));
-    const missing = this.landscape.loss.flat().filter((loss) => !isNumber(loss)).length;
-    this.canvas.setAttribute("aria-label", `Loss surface of ${this.label}, lowest loss ${short(lowest)}${missing ? `, ${missing} points without a value` : ""}. Arrow keys turn it.`);
+  }
+
+  /** The surface in words. */
+  told() {
+    const values = this.landscape.loss.flat();
+    const known = values.filter(isNumber);
+    const missing = values.length - known.length;
+    const lowest = known.reduce((a, b) => Math.min(a, b), Infinity);
+    return `Loss surface of ${this.label}, lowest loss ${short(lowest)}${missing ? `, ${missing} points without a value` : ""}. Arrow keys turn it.`;
   }
 
   drawBox(c, colours) {
@@ -115,46 +109,38 @@ class SurfaceView {
     }
   }
 
-  drawCells(c) {
+  drawCells(c, width, height) {
     const { loss } = this.landscape;
     const [rows, columns] = [loss.length, loss[0].length];
     const heights = loss.map((row) => row.map((value) => this.height(value)));
-    const points = heights.map((row, j) => row.map((z, i) => this.place(this.xs[i], this.ys[j], z)));
-    const upX = this.sin > 0;
-    const upY = this.cos > 0;
-    c.lineWidth = 0.7;
-    c.lineJoin = "round";
+    const corners = heights.map((row, j) => row.map((z, i) => [...this.place(this.xs[i], this.ys[j], z), z, this.light(heights, j, i)]));
+    const [upX, upY] = [this.sin > 0, this.cos > 0];
+    this.raster.start(width, height);
     for (let m = 0; m < rows - 1; m++) {
       const j = upY ? m : rows - 2 - m;
       for (let n = 0; n < columns - 1; n++) {
         const i = upX ? n : columns - 2 - n;
-        const a = heights[j][i];
-        const b = heights[j][i + 1];
-        const d = heights[j + 1][i];
-        const e = heights[j + 1][i + 1];
-        const mean = (a + b + d + e) / 4;
-        if (mean !== mean) continue;
-        const cut = loss[j][i] > this.scale.high && loss[j + 1][i + 1] > this.scale.high;
-        c.fillStyle = c.strokeStyle = this.shade(mean, (b + e - a - d) / (this.xs[i + 1] - this.xs[i]), (d + e - a - b) / (this.ys[j + 1] - this.ys[j]), cut);
-        c.beginPath();
-        c.moveTo(...points[j][i]);
-        c.lineTo(...points[j][i + 1]);
-        c.lineTo(...points[j + 1][i + 1]);
-        c.lineTo(...points[j + 1][i]);
-        c.closePath();
-        c.fill();
-        c.stroke();
+        const [a, b, d, e] = [corners[j][i], corners[j][i + 1], corners[j + 1][i], corners[j + 1][i + 1]];
+        if (Number.isNaN(a[2] + b[2] + d[2] + e[2])) continue;
+        this.raster.triangle(a, b, d, this.scale.cutting);
+        this.raster.triangle(e, d, b, this.scale.cutting);
       }
     }
+    this.raster.contours();
+    this.raster.finish(c);
   }
 
-  /** The colour of a height, lighter where the slope faces the light at the upper left. */
-  shade(height, slopeX, slopeY, cut) {
-    const [r, g, b] = cut ? [150, 150, 156] : RAMP[Math.round(Math.min(Math.max(height, 0), 1) * (SHADES - 1))];
-    const across = slopeX * this.cos - slopeY * this.sin;
-    const deep = slopeX * this.sin + slopeY * this.cos;
-    const light = 0.93 + (0.28 * (across * 0.35 - deep * 0.25)) / Math.sqrt(1 + slopeX * slopeX + slopeY * slopeY);
-    return `rgb(${(r * light) | 0},${(g * light) | 0},${(b * light) | 0})`;
+  /** How much a point is lit, from 0 to 1: more where the slope faces the upper left. */
+  light(heights, j, i) {
+    const slope = (ahead, behind, far, near) => (ahead - behind) / (far - near) || 0;
+    const [left, right] = [Math.max(i - 1, 0), Math.min(i + 1, this.xs.length - 1)];
+    const [below, above] = [Math.max(j - 1, 0), Math.min(j + 1, this.ys.length - 1)];
+    const alongX = slope(heights[j][right], heights[j][left], this.xs[right], this.xs[left]);
+    const alongY = slope(heights[above][i], heights[below][i], this.ys[above], this.ys[below]);
+    const across = alongX * this.cos - alongY * this.sin;
+    const deep = alongX * this.sin + alongY * this.cos;
+    const facing = (across * 0.6 - deep * 0.5) / Math.sqrt(1 + alongX * alongX + alongY * alongY);
+    return Math.min(Math.max(0.6 + facing * 0.75, 0), 1);
   }
 
   /** The trained weights lie at the origin. */
@@ -183,7 +169,7 @@ function stretched(values) {
 function aboutText(about) {
   const words = [];
   if (about.kind) words.push({ filter: "filter-normalised directions", eigenvector: "top eigenvectors", line: "line between models", plane: "plane through models" }[about.kind] || about.kind);
-  if (isNumber(about.samples)) words.push(`${fixed(about.samples, 0)} ${about.split || ""} images`);
+  if (isNumber(about.samples)) words.push(`${fixed(about.samples, 0)} ${{ train: "training" }[about.split] || about.split || ""} images`);
   if (Array.isArray(about.of) && about.of.length > 1) words.push(about.of.join(", "));
   if (about.complete === false) words.push("not complete yet");
   return words.join(" · ");

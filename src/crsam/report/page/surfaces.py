@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from crsam.report.groups import is_number
 from crsam.report.landscapes import Array, Landscape
 
 SIDE = 81
@@ -43,6 +44,6 @@ def _plain(values: Array) -> list[float | None]:
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float | bool) or (
-        isinstance(value, list) and all(isinstance(word, str) for word in value)
-    )
+    if isinstance(value, list):
+        return all(isinstance(word, str) for word in value)
+    return isinstance(value, str | bool) or is_number(value)

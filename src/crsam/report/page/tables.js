@@ -5,12 +5,23 @@ const STATES = { done: "done", diverged: "diverged", unfinished: "unfinished", b
 function stateOf(run) {
   let text = STATES[run.state];
   if (run.state === "diverged" && run.diverged !== null) text += ` at step ${fixed(run.diverged, 0)}`;
-  if (run.state === "unfinished") text = run.reached === null ? "no epoch yet" : `epoch ${short(run.reached, 3)}${run.epochs ? ` of ${run.epochs}` : ""}`;
+  if (run.state === "unfinished") text = run.reached === null ? "no epoch yet" : `epoch ${trimmed(run.reached)}${run.epochs ? ` of ${run.epochs}` : ""}`;
   return element("span", { class: `state ${run.state}`, title: run.problems.join("\n") || null }, text);
 }
 
 function groupLabel(content, number) {
   return [element("i", { class: `swatch g${number % 8}` }), content.groups[number].label];
+}
+
+/** What tells a group's recipe from the others', beside its name. */
+function tags(content, number) {
+  const { label } = content.groups[number];
+  const words = content.differences
+    .filter(({ key, values }) => key !== "method" && values[number] !== null)
+    .map(({ key, values }) => `${key.split(".").pop()} ${values[number]}`)
+    .filter((text) => !label.includes(text));
+  const shown = words.length > 4 ? [...words.slice(0, 3), `${words.length - 3} more`] : words;
+  return shown.map((text) => element("span", { class: "tag" }, text));
 }
 
 /** A heading cell with name, unit and meaning. */
@@ -37,12 +48,12 @@ function openingTable(content, opened, id, caption, headings, groupCells, runCel
       show();
     });
     show();
-    return element("tbody", {}, element("tr", {}, element("th", { scope: "row" }, opens ? button : groupLabel(content, number)), groupCells(number)), opens ? rows : null);
+    return element("tbody", {}, element("tr", {}, element("th", { scope: "row" }, opens ? button : groupLabel(content, number), id === "summary-table" ? tags(content, number) : null), groupCells(number)), opens ? rows : null);
   });
   return element(
     "div",
     { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    element("table", { id }, element("caption", {}, caption), element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "method"), headings)), bodies),
+    element("table", { id }, element("caption", {}, element("span", {}, caption)), element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "method"), headings)), bodies),
   );
 }
 
@@ -105,7 +116,7 @@ function differencesTable(content) {
     element(
       "table",
       { id: "differences" },
-      element("caption", {}, "Where the recipes differ; all other keys are the same. Marked: not as in the first column."),
+      element("caption", {}, element("span", {}, "Where the recipes differ; all other keys are the same. Marked: not as in the first column.")),
       element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "key"), groups.map((_, number) => element("th", { scope: "col" }, groupLabel(content, number))))),
       element("tbody", {}, differences.map(({ key, values }) => element(
         "tr", {}, element("th", { scope: "row" }, element("code", {}, key)),
@@ -130,7 +141,7 @@ function environmentTable(content) {
     "div",
     { class: "scroll", tabindex: "0", role: "region", "aria-label": "Environment" },
     element("table", { id: "environment-table" },
-      element("caption", {}, environments.length > 1 ? "The runs were not all made in one environment. Marked: not as in the first row." : "All runs were made in one environment."),
+      element("caption", {}, element("span", {}, environments.length > 1 ? "The runs were not all made in one environment. Marked: not as in the first row." : "All runs were made in one environment.")),
       element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "runs"), keys.map((key) => element("th", { scope: "col" }, key)))),
       element("tbody", {}, environments.map(({ values, runs }) => element("tr", {}, element("th", { scope: "row", title: names(content, runs) }, plural(runs.length, "run")), keys.map((key) => element("td", { class: values[key] !== environments[0].values[key] ? "differs" : null }, values[key] || "—")))))),
   );

@@ -1,0 +1,102 @@
+"""Seeds belong together, differences are named, and only like is compared with like."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from crsam.report.groups import differing, grouped, mean_of, paired, reference_of
+from crsam.report.page.content import content_of
+from crsam.report.runs import read_runs
+from report.folders import make_comparison, make_run
+
+
+def test_runs_that_differ_in_their_seed_are_one_group_and_the_optimizer_comes_first(
+    tmp_path: Path,
+) -> None:
+    groups = grouped(read_runs([make_comparison(tmp_path, seeds=3)]))
+    assert [group.label for group in groups] == ["sgd", "sam", "crsam"]
+    assert [[run.seed for run in group.runs] for group in groups] == [[0, 1, 2]] * 3
+
+
+def test_what_changes_nothing_does_not_part_runs_and_what_does_is_named(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", "sam", 0)
+    make_run(
+        tmp_path / "b", "sam", 1, "log.every=7", "data.root=elsewhere", "methods.crsam.rho=9.0"
+    )
+    make_run(tmp_path / "c", "sam", 0, "methods.sam.rho=0.7")
+    groups = grouped(read_runs([tmp_path]))
+    assert [group.label for group in groups] == ["sam, rho 0.3", "sam, rho 0.7"]
+    assert [len(group.runs) for group in groups] == [2, 1]
+    assert differing(groups) == {"method.rho": ["0.3", "0.7"]}
+
+
+def test_groups_are_compared_only_within_their_setting(tmp_path: Path) -> None:
+    make_comparison(tmp_path / "a")
+    make_run(tmp_path / "b", "sam", 0, "model.width=16")
+    groups = grouped(read_runs([tmp_path]))
+    against = {g.label: getattr(reference_of(g, groups), "label", None) for g in groups}
+    assert against == {
+        "sgd": None, "sam, width —": "sgd", "crsam": "sgd", "sam, width 16": None,
+    }  # fmt: skip
+
+
+def test_differences_are_taken_seed_by_seed(tmp_path: Path) -> None:
+    sgd = [make_run(tmp_path / f"sgd/{seed}", "sgd", seed) for seed in (0, 1, 2)]
+    sam = [make_run(tmp_path / f"sam/{seed}", "sam", seed) for seed in (1, 2, 5)]
+    for folder, accuracy in zip([*sgd, *sam], [50.0, 10.0, 20.0, 13.0, 21.0, 99.0]):
+        result = json.loads((folder / "result.json").read_text())
+        (folder / "result.json").write_text(json.dumps(result | {"test_accuracy": accuracy}))
+    reference, group = grouped(read_runs([tmp_path]))
+    gain = paired("test_accuracy", group, reference)
+    assert gain is not None
+    assert gain.num == 2
+    assert gain.mean == pytest.approx((3 + 1) / 2)
+    assert gain.stderr == pytest.approx(math.sqrt(2) / math.sqrt(2))
+
+
+def test_a_mean_with_a_hole_in_it_is_none() -> None:
+    assert mean_of([]) is None
+    assert mean_of([1.0, math.nan]) is None
+    assert mean_of([1.0, "2"]) is None
+    assert mean_of([True]) is None
+    single = mean_of([3])
+    assert single is not None
+    assert (single.mean, single.std) == (3.0, None)
+
+
+def test_the_summary_counts_what_ended_and_what_diverged(tmp_path: Path) -> None:
+    make_comparison(tmp_path, seeds=3)
+    (tmp_path / "sam/seed1/result.json").unlink()
+    file = tmp_path / "crsam/seed2/result.json"
+    spoilt = json.loads(file.read_text()) | {"diverged_at": 70, "train_loss": None}
+    file.write_text(json.dumps(spoilt))
+    content = content_of(read_runs([tmp_path]))
+    sgd, sam, crsam = content["summary"]["rows"]
+    assert (sgd["ended"], sam["ended"], crsam["ended"], crsam["diverged"]) == (3, 2, 3, 1)
+    columns = [column["key"] for column in content["summary"]["columns"]]
+    assert sam["cells"][columns.index("test_accuracy")]["num"] == 2
+    assert sam["gain"]["num"] == 2
+    assert crsam["cells"][columns.index("train_loss")] is None  # not the mean of the others
+    states = {run["name"]: run["state"] for run in content["runs"]}
+    assert states["sam/seed1"] == "unfinished"
+    assert states["crsam/seed2"] == "diverged"
+
+
+def test_geometry_has_errors_over_seeds_or_of_the_estimate(tmp_path: Path) -> None:
+    make_run(tmp_path / "sgd/0", "sgd", 0)
+    make_run(tmp_path / "sam/0", "sam", 0)
+    make_run(tmp_path / "sam/1", "sam", 1)
+    told = {"samples": 5, "metrics": {"top_eigenvalue": {"value": 4.0, "stderr": None}}}
+    (tmp_path / "sam/0/measures-test.json").write_text(json.dumps(told))
+    measured, on_test, at_end = content_of(read_runs([tmp_path]))["geometry"]
+    assert [column["key"] for column in measured["columns"]] == ["hessian_trace"]
+    assert measured["rows"][0]["cells"] == [{"mean": 57.0, "error": 1.5}]
+    assert measured["rows"][1]["cells"] == [{"mean": 55.5, "error": pytest.approx(0.5)}]
+    assert measured["rows"][1]["runs"][1] == [{"mean": 56.0, "error": 1.5}]
+    assert "at most 5 test images" in on_test["title"]
+    assert [row["cells"] for row in on_test["rows"]] == [[None], [{"mean": 4.0, "error": None}]]
+    assert [column["key"] for column in at_end["columns"]] == ["gradient_norm", "sharpness"]
