@@ -100,7 +100,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=500)
     parser.add_argument("--grid", type=int, default=3, help="points a side, in a round")
-    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--also", action="store_true", help="time the options of a landscape too")
     parser.add_argument("--whole", type=int, help="also time one landscape of so many a side")
     parser.add_argument("--precision", choices=DTYPES, default="float32")
     parser.add_argument("--device", default="cpu")
@@ -121,11 +122,12 @@ def main() -> None:
     ways: dict[str, Callable[[], object]] = {
         "plain evaluation": lambda: plain(count=args.grid**2, **given),
         "landscape": lambda: over_grid(args.grid, **given),
-        "landscape, batch norm recomputed": lambda: over_grid(
-            args.grid, batch_norm="recomputed", **given
-        ),
-        "landscape, 5 points at once": lambda: over_grid(args.grid, at_once=5, **given),
     }
+    if args.also:
+        ways |= {
+            "batch norm recomputed": lambda: over_grid(args.grid, batch_norm="recomputed", **given),
+            "three points at once": lambda: over_grid(args.grid, at_once=3, **given),
+        }
     for way in ways.values():  # first calls are slow
         way() if device.type == "cuda" else None
     plain(model, loss_fn, batches, 2)

@@ -253,11 +253,12 @@ def figures(
     formats: Annotated[
         str, typer.Option("--format", help="pdf, svg, png, with commas between.")
     ] = "pdf",
+    dpi: Annotated[int, typer.Option(min=10, help="Dots to an inch.")] = 300,
 ) -> None:
     """The paper's figures, and more, of runs: for print, and for all kinds of colour vision."""
     from crsam.report.figures import write_figures
 
-    drawn = write_figures(folders, out, [name.strip() for name in formats.split(",")])
+    drawn = write_figures(folders, out, [name.strip() for name in formats.split(",")], dpi=dpi)
     for note in drawn.notes:
         print(note, file=sys.stderr)
     for file in drawn.files:

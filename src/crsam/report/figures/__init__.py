@@ -41,7 +41,11 @@ class Drawn:
 
 
 def write_figures(
-    paths: Sequence[str | Path], out: str | Path, formats: Sequence[str] = ("pdf",)
+    paths: Sequence[str | Path],
+    out: str | Path,
+    formats: Sequence[str] = ("pdf",),
+    *,
+    dpi: int = 300,
 ) -> Drawn:
     """Draws every figure for which the runs have the numbers.
 
@@ -49,6 +53,7 @@ def write_figures(
         paths: Folders of runs, of comparisons, or of several such.
         out: The folder to write to; it is made.
         formats: Any of ``pdf``, ``svg`` and ``png``.
+        dpi: Dots to an inch, of PNG files and of the surfaces in the others.
 
     Returns:
         Which files were written, and what could not be drawn, and why.
@@ -67,7 +72,7 @@ def write_figures(
     with style.printed():
         for make in MAKERS:
             for name, figure in make(groups):
-                files += style.save(figure, place, name, formats)
+                files += style.save(figure, place, name, formats, dpi)
     notes = [*_problems(runs), *_differences(groups), *_missing(groups, files)]
     if not files:
         raise UserError(f"there is nothing to draw in these {len(runs)} runs: {'; '.join(notes)}")

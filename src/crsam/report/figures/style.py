@@ -49,7 +49,6 @@ SETTINGS = {
     "axes.axisbelow": True,
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
-    "savefig.dpi": 300,
     "pdf.fonttype": 42,  # text that can be searched, as journals ask
     "svg.hashsalt": "crsam",  # the same file for the same numbers
 }
@@ -80,7 +79,9 @@ def new_figure(height: float, width: float = WIDTH) -> Any:
     return Figure(figsize=(width, height))
 
 
-def save(figure: Any, folder: Path, name: str, formats: Sequence[str]) -> list[Path]:
+def save(
+    figure: Any, folder: Path, name: str, formats: Sequence[str], dpi: int = 300
+) -> list[Path]:
     """Writes a figure in each of the formats; a file is whole or not there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,7 +93,7 @@ def save(figure: Any, folder: Path, name: str, formats: Sequence[str]) -> list[P
         with warnings.catch_warnings():
             # A name in letters that the font lacks, or more names than fit, is still a figure.
             warnings.filterwarnings("ignore", "Glyph .* missing|constrained_layout not applied")
-            figure.savefig(buffer, format=kind, metadata=NO_DATE[kind])
+            figure.savefig(buffer, format=kind, metadata=NO_DATE[kind], dpi=dpi)
         write(folder / f"{name}.{kind}", buffer.getvalue())
         files.append(folder / f"{name}.{kind}")
     return files
