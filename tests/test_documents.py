@@ -38,11 +38,22 @@ x, y = torch.randn(16, 5), torch.randint(3, (16,))
 loader = [(x, y)] * 3
 base = torch.optim.SGD(model.parameters(), lr=0.05)
 opt = crsam.SAM(base)
+import copy
+from crsam import curvature
+other = copy.deepcopy(model)
+torch.nn.init.normal_(other[3].weight)
 """
 
 
 @pytest.mark.parametrize(
-    "page", ["docs/index.md", "docs/concepts.md", "docs/crsam.md", "docs/measuring.md"]
+    "page",
+    [
+        "docs/index.md",
+        "docs/concepts.md",
+        "docs/crsam.md",
+        "docs/measuring.md",
+        "docs/landscapes.md",
+    ],
 )
 def test_snippets_run_in_order(page: str) -> None:
     namespace: dict[str, object] = {}
