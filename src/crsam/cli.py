@@ -219,7 +219,7 @@ def landscape(
         Statistics | None,
         typer.Option(help="Statistics.", show_default="running; recomputed between runs"),
     ] = None,
-    at_once: Annotated[int, typer.Option(min=1, help="Points; pays for small nets on GPUs.")] = 1,
+    at_once: Annotated[int, typer.Option(min=1, help="Points; for small nets on a GPU.")] = 1,
     out: Annotated[
         str | None,
         typer.Option("--out", "-o", help="Name of the file in RUN.", show_default="landscape"),

@@ -111,7 +111,7 @@ def test_a_plane_goes_through_three_models(runs: list[Path]) -> None:
         assert surface.y[0] < y < surface.y[-1]
 
 
-def test_eigenvectors_are_the_hessians_and_are_kept_until_the_landscape_is_there(
+def test_eigenvectors_are_the_hessians_and_are_searched_for_once(
     runs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = View(kind="eigenvector", dimensions=1, points=3, span=0.1, samples=60)
@@ -126,7 +126,7 @@ def test_eigenvectors_are_the_hessians_and_are_kept_until_the_landscape_is_there
     with monkeypatch.context() as patch:  # not searched for again
         patch.setattr(curvature, "top_eigenpairs", pytest.fail)
         surface = landscape_runs(runs[:1], view)[file]
-    assert not file.with_suffix(".directions.pt").exists()
+        same(surface, landscape_runs(runs[:1], view)[file])  # nor once it is complete
     top = measure_run(runs[0], ["top_eigenvalue"], samples=60)["top_eigenvalue"].value
     assert landscape.load(file)[1]["eigenvalues"] == pytest.approx([top], rel=1e-3)
     there = restored(runs[0], World())
@@ -134,6 +134,16 @@ def test_eigenvectors_are_the_hessians_and_are_kept_until_the_landscape_is_there
         for name, step in kept["vectors"][0].items():
             there.model.get_parameter(name).add_(0.1 * step)
     assert surface.loss[2] == pytest.approx(at(there.model, there), rel=1e-5)
+
+
+def test_eigenvectors_of_other_weights_are_not_taken_for_these(runs: list[Path]) -> None:
+    view = View(kind="eigenvector", dimensions=1, **FEW)
+    landscape_runs(runs[:1], view)
+    shutil.copy(runs[1] / "checkpoint.pt", runs[0] / "checkpoint.pt")  # as many steps, trained anew
+    with pytest.raises(UserError, match="holds another landscape"):
+        landscape_runs(runs[:1], view)
+    ours = landscape_runs(runs[:1], view, fresh=True)
+    same(*ours.values(), *landscape_runs(runs[1:2], view).values())
 
 
 def test_what_is_done_is_not_done_again_and_fresh_starts_over(

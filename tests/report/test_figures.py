@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from crsam.cli import app
 from crsam.errors import UserError
 from crsam.experiment.toml import load_recipe, to_toml
 from crsam.report.runs import read_runs
@@ -320,3 +322,14 @@ def test_methods_are_named_as_papers_name_them() -> None:
         "CR-SAM",
         "FriendlySAM",
     ]
+
+
+def test_the_command_names_what_it_wrote_and_what_is_missing(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", measured=False)
+    words = ["figures", str(folder), "-o", str(tmp_path / "out"), "--format", "svg, png", "--dpi"]
+    ended = CliRunner().invoke(app, [*words, "40"])
+    assert ended.exit_code == 0, ended.output
+    written = {str(file) for file in (tmp_path / "out").iterdir()}
+    assert set(ended.stdout.splitlines()) == written
+    assert len(written) == 4
+    assert "figure4-landscapes is not drawn" in ended.stderr

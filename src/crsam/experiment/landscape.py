@@ -20,6 +20,7 @@ from crsam.experiment.folder import RunFolder
 from crsam.experiment.measure import losses, sample_of
 from crsam.experiment.restore import Restored, Split, restored
 from crsam.landscape import Direction, Surface
+from crsam.landscape.file import digest_of
 from crsam.landscape.grid import Array, symmetric
 from crsam.landscape.mean import BatchNorm
 from crsam.progress import bar
@@ -113,6 +114,7 @@ def landscape_runs(
             file = Path(group[0]) / f"{stem.removesuffix('.npz')}.npz"
             if fresh and world.is_main:
                 file.unlink(missing_ok=True)
+                _directions_file(file).unlink(missing_ok=True)
             world.wait()
             found[file] = landscape_of(group, view, file, world)
             advance(note=str(group[0]))
@@ -166,8 +168,6 @@ def landscape_of(folders: Sequence[str | Path], view: View, file: Path, world: W
         )
     if not found.complete:
         raise Stopped
-    if world.is_main:
-        _directions_file(file).unlink(missing_ok=True)
     return found
 
 
@@ -225,14 +225,13 @@ def _beyond(values: Sequence[float], num: int) -> Array:
 def eigenvectors(
     run: Restored, view: View, batches: list[Batch], file: Path, world: World
 ) -> tuple[list[float], list[dict[str, Tensor]]]:
-    """The Hessian's first, the same in all processes and after a stop.
+    """The Hessian's first, the same in all processes and whenever the command is given again.
 
-    On a GPU a second search would not give the same bits: they are kept in a file until the
-    landscape is complete.
+    On a GPU a second search would not give the same bits: they are kept in a file.
     """
     path = _directions_file(file)
-    asked = {"step": run.step, "seed": view.seed, "split": view.split, "samples": view.samples,
-             "dimensions": view.dimensions}  # fmt: skip
+    asked = {"weights": digest_of(run.model.state_dict()), "seed": view.seed, "split": view.split,
+             "samples": view.samples, "dimensions": view.dimensions}  # fmt: skip
     if world.is_main and not (path.exists() and checkpoint.load(path)["asked"] == asked):
         with evaluating(run.model):
             pairs = curvature.top_eigenpairs(

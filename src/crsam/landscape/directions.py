@@ -114,7 +114,7 @@ def toward(model: nn.Module, other: nn.Module) -> dict[str, Tensor]:
         >>> from crsam import landscape
         >>> a, b = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
         >>> direction = landscape.toward(a, b)
-        >>> torch.equal(a.bias + direction["bias"], b.bias)
+        >>> torch.allclose(a.bias + direction["bias"], b.bias)
         True
     """
     here, there = _tensors(model), _tensors(other)

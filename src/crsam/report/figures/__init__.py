@@ -73,7 +73,7 @@ def write_figures(
         for make in MAKERS:
             for name, figure in make(groups):
                 files += style.save(figure, place, name, formats, dpi)
-    notes = [*_problems(runs), *_differences(groups), *_missing(groups, files)]
+    notes = [*_problems(runs), *_differences(groups), *_missing(files)]
     if not files:
         raise UserError(f"there is nothing to draw in these {len(runs)} runs: {'; '.join(notes)}")
     return Drawn(files, notes)
@@ -92,7 +92,7 @@ def _differences(groups: Sequence[Group]) -> list[str]:
     return [f"the recipes differ in more than method and seed: {', '.join(keys)}"] if keys else []
 
 
-def _missing(groups: Sequence[Group], files: Sequence[Path]) -> list[str]:
+def _missing(files: Sequence[Path]) -> list[str]:
     names = {file.stem for file in files}
     wanted = {
         training.RATIO_NAME: f"no run has measure.metrics with {', '.join(training.RATIO)}",
