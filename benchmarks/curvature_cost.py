@@ -32,13 +32,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from live_memory import LiveStorages
 from step_cost import keep_freed_memory, seconds, summary, verdict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from crsam import curvature
 from crsam.experiment.environment import environment
+from crsam.experiment.live_memory import LiveStorages
 from crsam.models import ResNet
 
 SEED = 0

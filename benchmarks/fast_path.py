@@ -97,6 +97,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(CONTESTANTS))
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--priorities", nargs=2, type=int, help="of the two streams")
+    parser.add_argument("--packed", action="store_true", help="casts into one block")
     parser.add_argument("--profile", action="store_true", help="only: kernels of the first one")
     parser.add_argument("--inductor", nargs="*", default=[], help="options such as key=true")
     parser.add_argument("--out", type=Path)
@@ -109,6 +110,7 @@ def main() -> None:
         for part in parts[:-1]:
             target = getattr(target, part)
         setattr(target, parts[-1], json.loads(value))
+    functional.PACKED = args.packed
     if args.priorities:
         functional.PRIORITIES = tuple(args.priorities)
     steps, peaks, epochs = {}, {}, {}

@@ -19,10 +19,13 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import json
 import random
 import sys
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,13 +40,14 @@ from contestants import (
     PLAIN,
     RIVAL,
     SAM,
+    Contestant,
     batch_of,
     build,
     names,
 )
-from live_memory import peak_of_step
 
 from crsam.experiment.environment import environment
+from crsam.experiment.live_memory import LiveStorages
 from crsam.models import ResNet
 
 SEED = 0
@@ -101,6 +105,25 @@ def time_steps(width: int, batch: int, rounds: int, device: torch.device) -> dic
             times[name].append(seconds(contestants[name].step, device))
         print(f"round {i + 1} of {rounds}: a plain pass takes {times[PLAIN][-1]:.3f} s", flush=True)
     return times
+
+
+def peak_of_step(build: Callable[[], Contestant], device: torch.device) -> int:
+    """Bytes alive at the peak of one step, of the dearest kind and not the first.
+
+    The count is absolute, so that what a method keeps from step to step is in it; whatever is to
+    count must be born in `build` or later.
+    """
+    gc.collect()
+    with LiveStorages() if device.type == "cpu" else nullcontext() as mode:
+        contestant = build()
+        for _ in range(contestant.period):
+            contestant.step()
+        if mode is None:
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            mode.peak = mode.live
+        contestant.step()
+        return torch.cuda.max_memory_allocated(device) if mode is None else mode.peak
 
 
 def extra_memory(width: int, batch: int, image: int, device: torch.device) -> dict[str, Any]:

@@ -12,8 +12,13 @@ from torch.nn import functional as F
 from torch.optim import SGD, AdamW
 
 import crsam
-from crsam.optim.captured import Captured, why_not
+from crsam.data.batches import Batch
+from crsam.models import ResNet
+from crsam.optim.captured import CannotCapture, Captured, why_not
 from crsam.optim.functional import Functional
+from crsam.train import captured as train_captured
+from crsam.train.captured import CapturedStep
+from crsam.train.step import EagerStep
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 METHODS: dict[str, dict[str, Any]] = {
@@ -172,5 +177,128 @@ def test_what_cannot_be_captured_says_why() -> None:
     assert "Curvature" in str(why_not(optimizer_of("crsam", model, direction="random")))
     for name in ("rsam", "esam", "ssam"):
         assert "device" in str(why_not(optimizer_of(name, model)))
-    with pytest.raises(ValueError, match="cannot be captured: the parameters are not on a CUDA"):
+    with pytest.raises(CannotCapture, match="the parameters are not on a CUDA"):
         Captured(SGD(model.parameters(), lr=0.1), Functional(model, loss_fn))
+
+
+def curve(method: str, captured: bool, order: int) -> list[float]:
+    """Losses of 100 bf16 steps; `order` of the samples in a batch changes rounding, no more."""
+    torch.manual_seed(0)
+    model = ResNet(18, 5, width=16).cuda().to(memory_format=torch.channels_last)
+    optimizer = optimizer_of(method, model, **METHODS[method])
+    step: Any = EagerStep(model, optimizer, autocast=torch.bfloat16)
+    if captured:
+        step = CapturedStep(model, optimizer, autocast=torch.bfloat16, channels_last=True)
+    losses = []
+    for t in range(100):
+        x, y = (part.roll(order, 0) for part in batch_of(t % 10))
+        losses.append(step(Batch(x, y))[0].clone())
+    return torch.stack(losses).tolist()
+
+
+@gpu
+@pytest.mark.parametrize("method", ["sgd", "sam", "crsam"])
+def test_a_hundred_captured_steps_in_bfloat16_are_within_the_noise_of_eager_ones(
+    method: str,
+) -> None:
+    eager, again, captured = (
+        torch.tensor(curve(method, *how)) for how in ((False, 0), (False, 1), (True, 0))
+    )
+    noise = (eager - again).abs().mean()
+    assert (eager - captured).abs().mean() <= 3 * noise + 0.01
+    assert captured[-10:].mean() < 0.7 * captured[:10].mean()
+
+
+@gpu
+def test_a_model_that_draws_random_numbers_is_found_out_by_its_first_step() -> None:
+    model = nn.Sequential(net(), nn.Identity())
+    model[1].forward = lambda x: x * (torch.rand_like(x) > 0.5)
+    optimizer = optimizer_of("sam", model)
+    functional = Functional(model, loss_fn)
+    functional.batch = batch_of(0)
+    captured = Captured(optimizer, functional)
+    captured.step()
+    weights = [p.clone() for p in model.parameters()]
+    with pytest.raises(CannotCapture, match="draws random numbers"):
+        captured.step()
+    assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights))
+
+
+def reads_the_loss(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    logits = model(batch[0])
+    loss = F.cross_entropy(logits, batch[1])
+    return loss * float(loss.item() > 0), logits
+
+
+@gpu
+@pytest.mark.parametrize("method", ["sgd", "crsam"])
+def test_what_fails_while_it_is_captured_goes_on_eagerly(
+    method: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.backends.cudnn.deterministic = True
+    monkeypatch.setattr(train_captured, "loss_function", lambda autocast: reads_the_loss)
+    weights = []
+    for captured in (True, False):
+        model = net()
+        optimizer = optimizer_of(method, model, **METHODS[method])
+        eager = EagerStep(model, optimizer)
+        step: Any = eager
+        if captured:
+            step = CapturedStep(model, optimizer, compile=False, otherwise=eager)
+        for t in range(8):
+            step(Batch(*batch_of(t)))
+        weights.append([p.detach().clone() for p in model.parameters()])
+    assert capsys.readouterr().err.count("steps are not captured in a CUDA graph") == 1
+    for a, b in zip(*weights):
+        assert (a - b).norm() <= 0.02 * b.norm() + 1e-4
+
+
+class Failing:
+    """Stands for `Captured` where there is no GPU: takes two steps, then cannot go on."""
+
+    is_ready = False
+
+    def __init__(self, optimizer: Any, functional: Functional, parallel: Any) -> None:
+        self.optimizer, self.functional, self.taken = optimizer, functional, 0
+
+    def step(self) -> Tensor:
+        if self.taken == 2:
+            raise CannotCapture("some reason")
+        self.taken += 1
+        return self.optimizer.step(self.functional)
+
+
+def test_steps_go_on_eagerly_from_where_a_capture_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(train_captured, "Captured", Failing)
+    g = torch.Generator().manual_seed(0)
+    batches = [
+        Batch(torch.randn(8, 3, 8, 8, generator=g), torch.randint(5, (8,), generator=g))
+        for _ in range(5)
+    ]
+    weights = []
+    for captured in (True, False):
+        model = net("cpu")
+        optimizer = optimizer_of("crsam", model, **METHODS["crsam"])
+        eager = EagerStep(model, optimizer)
+        step: Any = eager
+        if captured:
+            step = CapturedStep(model, optimizer, compile=False, otherwise=eager)
+        found = [step(batch) for batch in batches]
+        weights.append([p.detach().clone() for p in model.parameters()])
+        assert all(0 <= right.item() <= 8 for _, right in found)
+    said = capsys.readouterr().err
+    assert said == "steps are not captured in a CUDA graph: some reason\n"
+    for a, b in zip(*weights):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_without_an_alternative_the_reason_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_captured, "Captured", Failing)
+    model = net("cpu")
+    step = CapturedStep(model, optimizer_of("sam", model), compile=False)
+    batch = Batch(torch.randn(8, 3, 8, 8), torch.randint(5, (8,)))
+    step(batch), step(batch)
+    with pytest.raises(CannotCapture, match="some reason"):
+        step(batch)

@@ -20,8 +20,12 @@ from crsam import data
 from crsam.data.augment import augmentations
 from crsam.errors import UserError, unknown
 from crsam.experiment import tables
+from crsam.experiment.bench import bench as time_steps
+from crsam.experiment.environment import environment
+from crsam.experiment.folder import RunFolder
 from crsam.experiment.landscape import View, landscape_runs
 from crsam.experiment.measure import DEFAULT, METRICS, Setting, measure_run
+from crsam.experiment.recipe import as_tables
 from crsam.experiment.run import evaluate_run, run
 from crsam.experiment.spectrum import spectrum_run
 from crsam.experiment.study import compare as compare_methods
@@ -196,9 +200,10 @@ def measure(
     with world_of(device, threads) as world:
         how = Setting(rho=rho, num_probes=probes, seed=seed)
         found = measure_run(folder, names, split=split.value, samples=samples, how=how, world=world)
-        tables.show_figures(found, f"{folder}, {split.value} images")
-        print(f"written to {folder}/measures-{split.value}.json")
-        if spectrum:
+        if world.is_main:
+            tables.show_figures(found, f"{folder}, {split.value} images")
+            print(f"written to {folder}/measures-{split.value}.json")
+        if spectrum and world.is_main:
             file = spectrum_run(folder, split=split.value, samples=samples, how=how, world=world)
             print(f"the density of eigenvalues is in {file}")
 
@@ -293,6 +298,42 @@ def report(
         f"{out}: {len(runs)} run{'s' * (len(runs) > 1)}, {out.stat().st_size / 1e6:.2f} MB"
         + (f"; {unwell} could not be read as a whole, the page says why" if unwell else "")
     )
+
+
+@app.command()
+def bench(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECIPE] [KEY=VALUE]...",
+            help="What to time; bench/gpu on a CUDA device, else bench/cpu, with changes.",
+        ),
+    ] = None,
+    methods: Annotated[
+        str, typer.Option(help='With commas, or all; options as in crsam:form="linear".')
+    ] = "sgd,sam,crsam",
+    rounds: Annotated[int, typer.Option(min=1, help="Medians are over these.")] = 7,
+    naive: Annotated[bool, typer.Option(help="Time naive implementations beside ours.")] = True,
+    out: Annotated[Path | None, typer.Option(help="A JSON file to write.")] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """What a training step costs: time, images a second, share of the machine, memory."""
+    words = list(overrides or [])
+    with world_of(device, threads) as world:
+        own = "bench/gpu" if world.device.type == "cuda" else "bench/cpu"
+        source = own if not words or "=" in words[0] else words.pop(0)
+        recipe = load_recipe(source, words)
+        names = (
+            [recipe.optimizer.name, *crsam.methods()] if methods == "all" else methods.split(",")
+        )
+        costs = time_steps(source, words, names, world, rounds=rounds, naive=naive)
+        about = environment(world.device)
+        tables.show_costs(costs, f"{source} {shlex.join(words)}, {about['hardware']}")
+        if out is not None:
+            asked = {"recipe": as_tables(recipe), "rounds": rounds}
+            content = {**about, **asked, "costs": [vars(cost) for cost in costs]}
+            RunFolder(out.parent).write_json(out.name, content)
 
 
 @app.command("list")

@@ -179,7 +179,7 @@ def test_a_single_class_has_no_wrong_labels() -> None:
 
 
 def test_names() -> None:
-    assert datasets() == ["digits", "cifar10", "cifar100", "folder"]
+    assert datasets() == ["digits", "cifar10", "cifar100", "folder", "random"]
     with pytest.raises(UserError, match="unknown dataset 'cifar': did you mean 'cifar1"):
         load("cifar")
 

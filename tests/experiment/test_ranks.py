@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from crsam.experiment.folder import RunFolder
+from crsam.experiment.measure import Setting, measure_run
 from crsam.experiment.run import evaluate_run, run
 from experiment.runs import tiny
 
@@ -65,6 +66,22 @@ def test_the_model_that_is_judged_is_the_one_that_is_saved_with_batch_norm_too(
     lines = [m for m in RunFolder(tmp_path / "sam").metrics() if m["kind"] == "validation"]
     saved = evaluate_run(tmp_path / "sam", split="validation")[1]
     assert lines[-1]["loss"] == pytest.approx(saved.loss, rel=1e-12)
+
+
+def test_two_ranks_measure_what_one_process_does_and_one_of_them_tells(two: Path) -> None:
+    words = ["measure", str(two / "sam"), "--samples", "300", "--probes", "9"]
+    words += ["--metrics", "hessian_trace,normalized_trace,sharpness"]
+    file = two / "sam/measures-train.json"
+    ended = torchrun("-m", "crsam", *words)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("written to") == 1
+    theirs = json.loads(file.read_text())["metrics"]
+    how = Setting(num_probes=9)
+    ours = measure_run(two / "sam", list(theirs), samples=300, how=how)
+    for name, figure in ours.items():
+        assert theirs[name]["value"] == pytest.approx(figure.value, rel=1e-5)
+    for name in ("hessian_trace", "normalized_trace"):
+        assert theirs[name]["stderr"] == pytest.approx(ours[name].stderr, rel=1e-4)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -34,7 +34,7 @@ def test_shipped_files_are_short_and_open_with_their_command(file: str) -> None:
     assert all(len(line) <= 100 for line in lines)
     name = file.removesuffix(".toml").replace("base", "resnet18")
     assert lines[0].startswith("# ")
-    assert re.fullmatch(rf"#   crsam (train|compare) {name}( .*)?", lines[1])
+    assert re.fullmatch(rf"#   crsam (train|compare|bench) {name}( .*)?", lines[1])
     assert "steps an epoch" in " ".join(lines[2:5])
 
 

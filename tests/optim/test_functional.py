@@ -13,6 +13,7 @@ from torch.optim import SGD, AdamW
 
 import crsam
 import problems
+from crsam.optim import functional
 from crsam.optim.functional import Functional
 
 METHODS = [m for m in crsam.methods() if m not in ("esam", "ssam")]
@@ -116,3 +117,21 @@ def test_methods_that_look_at_samples_say_what_to_use() -> None:
 def test_calling_it_by_hand_says_what_to_do() -> None:
     with pytest.raises(TypeError, match=r"opt\.step\(functional\)"):
         Functional(problems.conv_net(), loss_fn)()
+
+
+def test_casts_in_one_block_are_the_casts_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    shapes = [(4, 3, 3, 3), (8, 4, 1, 1), (5,), (7, 3), (6, 4, 3, 3), ()]
+    tensors = [torch.randn(shape) for shape in shapes]
+    tensors[4] = tensors[4].to(memory_format=torch.channels_last)
+    dtypes = (torch.bfloat16, torch.float32, torch.bfloat16, torch.float64, torch.bfloat16)
+    dtypes += (torch.bfloat16,)
+    apart = functional._narrowed(tensors, dtypes)
+    monkeypatch.setattr(functional, "PACKED", True)
+    together = functional._narrowed(tensors, dtypes)
+    for a, b in zip(apart, together, strict=True):
+        assert torch.equal(a, b)
+        assert (a.dtype, a.stride()) == (b.dtype, b.stride())
+    starts = [together[i].data_ptr() - together[4].data_ptr() for i in (0, 4)]
+    assert all(start % 8 == 0 for start in starts)
+    assert together[0].untyped_storage().data_ptr() == together[4].untyped_storage().data_ptr()

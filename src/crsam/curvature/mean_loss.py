@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
 from crsam import _tensors as tn
@@ -35,6 +36,9 @@ class Term(NamedTuple):
     """The loss as a number."""
     size: int
     """Its weight: the number of its samples."""
+    number: int
+    """Of the batch, from 0."""
+    batch: Any
 
 
 class Pass(NamedTuple):
@@ -75,7 +79,7 @@ class MeanLoss:
         self.model = model.module if isinstance(model, DistributedDataParallel) else model
         self.loss_fn = loss_fn
         self.size_of = size_of
-        self.params = checked_params(self.model)
+        self.names, self.params = checked_params(self.model)
         self.device = self.params[0].device
         num_weights = sum(p.numel() for p in self.params)
         self.space = Space(num_weights, tn.wide_dtype(self.params), self.device)
@@ -120,8 +124,7 @@ class MeanLoss:
 
     def term(self, index: int, batch: Any) -> Term:
         """Forward: the loss of the batch with this index."""
-        self._snapshot.put_back()
-        seed_all(seed_of("batch", index), self.devices)
+        self._begin(index)
         losses = self.loss_fn(self.model, batch)
         if not isinstance(losses, Tensor):
             raise UserError(f"loss_fn must return a tensor, got {type(losses).__name__}")
@@ -130,7 +133,20 @@ class MeanLoss:
         if not math.isfinite(value):
             where = "at weights moved this far" if self._moved else "at the weights"
             raise UserError(f"loss_fn returned {value} {where}, on batch {index}")
-        return Term(loss, losses, value, self._size(batch, losses))
+        return Term(loss, losses, value, self._size(batch, losses), index, batch)
+
+    def at(self, weights: list[Tensor], term: Term) -> Tensor:
+        """The loss of a term's batch as a function of the weights, which need not be the model's.
+
+        It is the same function in every call: the same random numbers, the same buffers.
+        """
+        self._begin(term.number)
+        named = {f"model.{name}": w for name, w in zip(self.names, weights, strict=True)}
+        return functional_call(_Together(self.model, self.loss_fn), named, (term.batch,)).mean()
+
+    def _begin(self, index: int) -> None:
+        self._snapshot.put_back()
+        seed_all(seed_of("batch", index), self.devices)
 
     def _size(self, batch: Any, losses: Tensor) -> int:
         if self.size_of is None:
@@ -195,6 +211,18 @@ class MeanLoss:
         return [part.view(p.shape).to(p.dtype) for part, p in zip(parts, self.params, strict=True)]
 
 
+class _Together(nn.Module):
+    """Model and loss as one module, so that `functional_call` reaches the model within it."""
+
+    def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
+        super().__init__()
+        self.model = model
+        self.loss_fn = loss_fn
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.loss_fn(self.model, batch)
+
+
 def differentiable(term: Term) -> Tensor:
     """The loss of a term.
 
@@ -206,8 +234,8 @@ def differentiable(term: Term) -> Tensor:
     return term.loss
 
 
-def checked_params(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that require a gradient.
+def checked_params(model: nn.Module) -> tuple[list[str], list[nn.Parameter]]:
+    """The names of the parameters that require a gradient, and the parameters.
 
     Raises:
         UserError: If there are none, or if one is narrower than float32.
@@ -218,4 +246,4 @@ def checked_params(model: nn.Module) -> list[nn.Parameter]:
     for name, p in named.items():
         if p.dtype not in (torch.float32, torch.float64):
             raise UserError(f"parameters must be float32 or float64, but {name} is {p.dtype}")
-    return list(named.values())
+    return list(named), list(named.values())

@@ -15,8 +15,9 @@ from crsam.curvature.bars import progress_bar
 from crsam.curvature.checks import check_count
 from crsam.curvature.draws import rademacher
 from crsam.curvature.estimate import Estimate
-from crsam.curvature.hvp import BatchHessian, Hessian, finite
+from crsam.curvature.hvp import Hessian, finite
 from crsam.curvature.mean_loss import Evaluation, LossFn, MeanLoss
+from crsam.curvature.quadratic import Form, visit_forms
 from crsam.curvature.ranks import Group, Ranks
 
 
@@ -33,9 +34,10 @@ def hessian_trace(
 ) -> Estimate:
     r"""$\mathrm{Tr}(\nabla^2 L) = E[v^\top \nabla^2 L\, v]$ with random signs $v$ (Hutchinson).
 
-    A fixed number of probes: stopping when the running mean settles stops by chance. One gradient
-    with its graph for each batch, and `num_probes` products on it: memory grows neither with the
-    number of probes nor with that of batches.
+    A fixed number of probes: stopping when the running mean settles stops by chance. For each batch
+    about three gradients to begin with, and then what one gradient costs for each probe, without
+    the product (`crsam.curvature.quadratic` says how). Memory grows neither with the number of
+    probes nor with that of batches.
 
     Args:
         model: The model, in the mode it is to be measured in; left as found.
@@ -80,14 +82,14 @@ def trace_and_gradient(
 
     with progress_bar("Hessian trace", len(mine) * len(loss.batches), progress) as advance:
 
-        def add(hessian: BatchHessian, size: int) -> None:
-            tn.add_(grads, hessian.gradient, size)
+        def add(form: Form, size: int) -> None:
+            tn.add_(grads, form.gradient, size)
             for i in mine:
                 v = loss.unflat(rademacher(loss.space, "probe", seed, i))
-                forms[i] += size * tn.dot(v, hessian(v))
+                forms[i] += size * form(v)
                 advance()
 
-        seen = Hessian(loss).visit(add)
+        seen = visit_forms(loss, add)
     ranks.check_same(loss)
     trace = Estimate.of(finite(ranks.collect_(forms / seen.num_samples)))
     mean = tn.scale_(grads, 1 / seen.num_samples)

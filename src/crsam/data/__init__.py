@@ -13,6 +13,7 @@ from crsam.data.cifar import CIFAR10, CIFAR100, read_cifar
 from crsam.data.digits import read_digits
 from crsam.data.folder import read_folder
 from crsam.data.images import Dataset, Held, Images, split, with_wrong_labels
+from crsam.data.random import read_random
 from crsam.errors import UserError
 
 __all__ = ["Dataset", "Held", "Images", "datasets", "load", "split", "with_wrong_labels"]
@@ -29,6 +30,7 @@ _READERS = {
     "cifar10": _Reader(partial(read_cifar, CIFAR10), ("download",)),
     "cifar100": _Reader(partial(read_cifar, CIFAR100), ("download",)),
     "folder": _Reader(read_folder, ("image_size", "hold")),
+    "random": _Reader(read_random, ("image_size",)),
 }
 
 
@@ -37,7 +39,7 @@ def datasets() -> list[str]:
 
     Example:
         >>> datasets()
-        ['digits', 'cifar10', 'cifar100', 'folder']
+        ['digits', 'cifar10', 'cifar100', 'folder', 'random']
     """
     return list(_READERS)
 
@@ -57,10 +59,9 @@ def load(
     Args:
         name: ``"digits"``: scikit-learn's, for which no files are needed; ``"cifar10"`` and
             ``"cifar100"``: their official files; ``"folder"``: ``root/train/CLASS`` and
-            ``root/val/CLASS``.
+            ``root/val/CLASS``; ``"random"``: noise, of any size.
         root: Where the files are.
-        image_size: Of ``"folder"``: side of the square that images are scaled to; see
-            `read_folder`.
+        image_size: Of ``"folder"`` and ``"random"``: side of the square; see `read_folder`.
         label_noise: Share of the training labels that are wrong; see `with_wrong_labels`.
         seed: Of the wrong labels, and of nothing else.
         download: Of CIFAR: whether to fetch files that are not there.

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
@@ -95,19 +94,7 @@ def build_step(
         )
     norm, params = train.clip_norm, list(model.parameters())
     clips = norm is not None and not isinstance(optimizer, crsam.SharpnessAware)
-    if train.capture and world.device.type == "cuda":
-        reason = why_not(optimizer) or why_eager(recipe, world, model, clips)
-        if reason is None:
-            return CapturedStep(
-                model,
-                optimizer,
-                autocast=autocast_of(recipe),
-                channels_last=train.channels_last,
-                tell=True,
-            )
-        if world.is_main:
-            say(f"steps are not captured in a CUDA graph: {reason}")
-    return EagerStep(
+    eager = EagerStep(
         world.wrap(model),
         optimizer,
         autocast=autocast_of(recipe),
@@ -115,9 +102,24 @@ def build_step(
         after_backward=(lambda: clip_grad_norm_(params, norm)) if clips and norm else None,
         by_sample=by_sample,
     )
+    if not (train.capture and world.device.type == "cuda"):
+        return eager
+    reason = why_not(optimizer) or why_eager(recipe, world, clips)
+    if reason is not None:
+        if world.is_main:
+            say(f"steps are not captured in a CUDA graph: {reason}")
+        return eager
+    return CapturedStep(
+        model,
+        optimizer,
+        autocast=autocast_of(recipe),
+        channels_last=train.channels_last,
+        tell=True,
+        otherwise=eager,
+    )
 
 
-def why_eager(recipe: Recipe, world: World, model: nn.Module, clips: bool) -> str | None:
+def why_eager(recipe: Recipe, world: World, clips: bool) -> str | None:
     """Why steps of this recipe cannot be captured, whatever the optimizer; None: they can."""
     if world.size > 1:
         return "there are several processes"
@@ -125,8 +127,6 @@ def why_eager(recipe: Recipe, world: World, model: nn.Module, clips: bool) -> st
         return "train.accumulate is above 1"
     if clips:
         return "train.clip_norm with a plain optimizer"
-    if any(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules()):
-        return "the model draws random numbers"
     return None
 
 

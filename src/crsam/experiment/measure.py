@@ -47,7 +47,7 @@ class Figure:
     stderr: float | None = None
 
 
-Measure = Callable[[nn.Module, Sequence[Batch], Setting], Figure]
+Measure = Callable[[nn.Module, Sequence[Batch], Setting, World], Figure]
 
 
 def losses(model: nn.Module, batch: Batch) -> Tensor:
@@ -55,7 +55,7 @@ def losses(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(batch.inputs), batch.targets, reduction="none")
 
 
-def _loss(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
+def _loss(model: nn.Module, batches: Sequence[Batch], how: Setting, world: World) -> Figure:
     with torch.no_grad():
         each = torch.cat([losses(model, batch) for batch in batches]).double()
     return Figure(each.mean().item())
@@ -64,7 +64,7 @@ def _loss(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
 def _number(function: Callable[..., float], *settings: str, **options: Any) -> Measure:
     """A figure by a function that takes these settings."""
 
-    def measure(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
+    def measure(model: nn.Module, batches: Sequence[Batch], how: Setting, world: World) -> Figure:
         asked = {name: getattr(how, name) for name in settings}
         return Figure(function(model, losses, batches, **asked, **options))
 
@@ -72,31 +72,36 @@ def _number(function: Callable[..., float], *settings: str, **options: Any) -> M
 
 
 def _estimate(function: Callable[..., Any], *settings: str) -> Measure:
-    """Likewise, with its error."""
+    """Likewise, with its error; its draws are split over the processes."""
 
-    def measure(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
+    def measure(model: nn.Module, batches: Sequence[Batch], how: Setting, world: World) -> Figure:
         asked = {name: getattr(how, name) for name in settings}
-        found = function(model, losses, batches, progress=True, **asked)
+        asked |= {"group": world.group, "progress": world.is_main}
+        found = function(model, losses, batches, **asked)
         return Figure(found.value, found.stderr)
 
     return measure
 
 
-def _top(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
-    (value,) = curvature.top_eigenvalues(model, losses, batches, seed=how.seed, progress=True)
+def _top(model: nn.Module, batches: Sequence[Batch], how: Setting, world: World) -> Figure:
+    (value,) = curvature.top_eigenvalues(
+        model, losses, batches, seed=how.seed, progress=world.is_main
+    )
     return Figure(value)
 
 
-def _ratio(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
+def _ratio(model: nn.Module, batches: Sequence[Batch], how: Setting, world: World) -> Figure:
     found = curvature.approximation_ratio(model, losses, batches)
     return Figure(found.mean, found.stderr)
 
 
-def _pac_bayes(model: nn.Module, batches: Sequence[Batch], how: Setting) -> Figure:
+def _pac_bayes(model: nn.Module, batches: Sequence[Batch], how: Setting, world: World) -> Figure:
     def right(model: nn.Module, batch: Batch) -> Tensor:
         return (model(batch.inputs).argmax(1) == batch.targets).double()
 
-    found = curvature.pac_bayes_sharpness(model, right, batches, seed=how.seed, progress=True)
+    found = curvature.pac_bayes_sharpness(
+        model, right, batches, seed=how.seed, progress=world.is_main
+    )
     return Figure(found.value)
 
 
@@ -128,6 +133,7 @@ def measure(
     *,
     samples: int = 5000,
     how: Setting | None = None,
+    world: World | None = None,
 ) -> dict[str, Figure]:
     """Figures of a model on a set of images, or on `samples` of them.
 
@@ -138,17 +144,19 @@ def measure(
         metrics: Names of `METRICS`.
         samples: At most so many images, always the same ones.
         how: See there.
+        world: The processes that share the work, each with the same model and all the images.
 
     Raises:
         UserError: For a name that is not known.
     """
-    how = how or Setting()
+    how, world = how or Setting(), world or World()
     check_metrics(metrics)
     batches = list(in_order(sample_of(images, samples), feed, how.batch_size))
     found = {}
-    with evaluating(model), bar("measuring", len(metrics)) as advance:
+    shown = None if world.is_main else False
+    with evaluating(model), bar("measuring", len(metrics), shown=shown) as advance:
         for name in metrics:
-            found[name] = METRICS[name](model, batches, how)
+            found[name] = METRICS[name](model, batches, how, world)
             advance(note=name)
     return found
 
@@ -182,8 +190,16 @@ def measure_run(
     world, how = world or World(), how or Setting()
     run = restored(folder, world)
     found = measure(
-        run.model, run.images(split), run.splits.feed, metrics, samples=samples, how=how
+        run.model,
+        run.images(split),
+        run.splits.feed,
+        metrics,
+        samples=samples,
+        how=how,
+        world=world,
     )
+    if not world.is_main:
+        return found
     content: dict[str, Any] = {
         **environment(world.device),
         "step": run.step,

@@ -154,6 +154,7 @@ class Journal:
             wanted.metrics,
             samples=wanted.samples,
             how=Setting(num_probes=wanted.num_probes),
+            world=self.world,
         )
         errors = {f"{n}_stderr": f.stderr for n, f in found.items() if f.stderr is not None}
         return {name: figure.value for name, figure in found.items()} | errors
@@ -205,7 +206,9 @@ class Journal:
         if diverged_at is None:
             splits = self.parts.splits
             model = self.parts.training.judged
-            found = measure(model, splits.train, splits.feed, FLATNESS, samples=NUM_MEASURED)
+            found = measure(
+                model, splits.train, splits.feed, FLATNESS, samples=NUM_MEASURED, world=self.world
+            )
             result |= {FLATNESS[name]: figure.value for name, figure in found.items()}
         self.write("test", {"step": step, **test._asdict()})
         result = finite(result)

@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from crsam.experiment.bench import EPOCH, Cost
 from crsam.experiment.measure import Figure, Setting
 from crsam.experiment.run import Result
 from crsam.experiment.study import Row, Spread
@@ -47,6 +48,46 @@ def show(rows: Sequence[Row], title: str) -> None:
         f"\nAccuracy on the test set after the last epoch{how}.\n"
         "Gradient norm and sharpness (how much the loss rises one step of length "
         f"{Setting.rho} uphill)\nof the training loss, without augmentation."
+    )
+
+
+def show_costs(costs: Sequence[Cost], title: str) -> None:
+    """What steps cost, beside the first one's."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("method", no_wrap=True)
+    first = costs[0]
+    headings = (
+        "ms/step",
+        "spread",
+        f"/{first.name}",
+        "s/epoch",
+        "images/s",
+        "TFLOP/s",
+        "peak",
+        "MiB",
+    )
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for cost in costs:
+        table.add_row(
+            cost.name,
+            f"{cost.milliseconds:.2f}",
+            f"{50 * (cost.quartiles[1] - cost.quartiles[0]) / cost.milliseconds:.1f} %",
+            f"{cost.milliseconds / first.milliseconds:.2f}",
+            f"{cost.epoch_seconds:.2f}",
+            f"{cost.images_per_second:,.0f}",
+            significant(cost.teraflops),
+            f"{100 * cost.share:.0f} %",
+            significant(cost.peak_mib),
+        )
+    console = Console()
+    console.width = max(console.width, 96)
+    console.print(table)
+    print(
+        "\nMedians over the rounds; spread: half of the range between the quartiles. An epoch is\n"
+        f"{EPOCH:,} images, fetched and augmented. TFLOP/s of convolutions and matrix products;\n"
+        "peak: their share of what plain matrix products reach here. MiB at the worst moment of\n"
+        "a step, without the dataset."
     )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,10 +16,15 @@ from crsam._tensors import Tensors
 from crsam.optim.functional import Functional, FunctionalProbe
 from crsam.optim.sharpness import SharpnessAware
 
+T = TypeVar("T")
 NUM_EAGER = 3
 """Steps of each plan before it is captured: they make the state that a graph then works on."""
 NUM_TIMED = 10
 """Replays when streams are compared."""
+
+
+class CannotCapture(ValueError):
+    """A step cannot be a CUDA graph, for this reason; nothing has been changed."""
 
 
 def why_not(optimizer: Optimizer) -> str | None:
@@ -56,12 +61,13 @@ class Captured:
     Args:
         optimizer: Of torch or ours; `why_not` must be None for it.
         closure: Its ``batch`` must be the same tensors at every step, filled with new values. Its
-            model must not draw random numbers.
+            model must not draw random numbers, which every pass of a step would draw anew.
         parallel: Whether the two perturbed passes of CR-SAM run at the same time; ``"auto"``: if
             that is faster, which is measured once.
 
     Raises:
-        ValueError: If the optimizer's step cannot be captured.
+        CannotCapture: If the optimizer's step cannot be captured. What cannot be known before,
+            `step` raises.
     """
 
     def __init__(
@@ -69,13 +75,14 @@ class Captured:
     ) -> None:
         reason = why_not(optimizer)
         if reason is not None:
-            raise ValueError(f"this step cannot be captured: {reason}")
+            raise CannotCapture(reason)
         self.optimizer, self.closure, self.parallel = optimizer, closure, parallel
         self.milliseconds: dict[str, float] = {}
         """Of a step with the perturbed passes one after the other, and at the same time."""
         self._graphs: dict[Hashable, Graph] = {}
         self._num_taken: dict[Hashable, int] = {}
-        closure.draws = False
+        self._reason: str | None = None
+        closure.draws = True  # until the first step has shown that it does not
         closure.parallel = parallel is True
         self._knobs = _Knobs(optimizer)
 
@@ -86,25 +93,38 @@ class Captured:
 
     @torch.no_grad()
     def step(self) -> Tensor:
-        """Takes a step on the values that the closure's batch holds now; the loss before it."""
+        """Takes a step on the values that the closure's batch holds now; the loss before it.
+
+        Raises:
+            CannotCapture: If that turns out only now; no step was taken.
+        """
+        if self._reason is not None:
+            raise CannotCapture(self._reason)
         plan = self._plan()
         taken = self._num_taken.get(plan, 0)
         self._num_taken[plan] = taken + 1
         self._knobs.fill()
         if taken < NUM_EAGER:
-            for group in self.optimizer.param_groups:
-                # A fused step takes its learning rate from the device.
-                group.update({key: True for key in ("fused", "capturable") if key in group})
-                group["foreach"] = False
-            return self._eagerly()
+            return self._undone(self._eagerly)
         if plan not in self._graphs:
-            self._graphs[plan] = self._fastest()
+            self._graphs[plan] = self._undone(self._fastest)
         captured = self._graphs[plan]
         captured.graph.replay()
         self.closure.extra = captured.extra
         if isinstance(self.optimizer, SharpnessAware):
             self.optimizer._count(captured.report)
         return captured.loss
+
+    def _undone(self, work: Callable[[], T]) -> T:
+        """The work's result; should it fail, everything is put back."""
+        state = self._state()
+        saved = tn.clone(state)
+        try:
+            return work()
+        except Exception as error:
+            tn.copy_(state, saved)
+            first_line = next(iter(str(error).strip().splitlines()), "")
+            raise CannotCapture(f"{type(error).__name__}: {first_line}") from error
 
     def _plan(self) -> Hashable:
         if not isinstance(self.optimizer, SharpnessAware):
@@ -113,12 +133,21 @@ class Captured:
 
     def _eagerly(self) -> Tensor:
         """On a side stream, where lazily made things are made as a capture needs them."""
+        for group in self.optimizer.param_groups:
+            # A fused step takes its learning rate from the device.
+            group.update({key: True for key in ("fused", "capturable") if key in group})
+            group["foreach"] = False
+        before = _random_states() if self.closure.draws else []
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         main = torch.cuda.current_stream()
         side.wait_stream(main)
         with torch.cuda.stream(side), self._knobs.turned():
             loss, report = self._take()
         main.wait_stream(side)
+        if self.closure.draws:
+            self.closure.draws = False
+            if not all(map(torch.equal, before, _random_states())):
+                self._reason = "the model draws random numbers"
         if isinstance(self.optimizer, SharpnessAware):
             self.optimizer._count(report)
         return loss
@@ -176,6 +205,10 @@ class Captured:
                 for t in entry.values() if isinstance(t, Tensor)]  # fmt: skip
         model = self.closure.model
         return [*(p.data for p in model.parameters()), *model.buffers(), *kept]
+
+
+def _random_states() -> Tensors:
+    return [torch.get_rng_state(), torch.cuda.get_rng_state()]
 
 
 def plain_step(optimizer: Optimizer, closure: Functional) -> Tensor:

@@ -225,14 +225,14 @@ def _cast(tensors: Tensors, dtypes: Dtypes) -> Tensors:
 
 @tn.fused
 def _as(tensors: Tensors, dtypes: Dtypes) -> Tensors:
-    return [t.to(dtype) for t, dtype in zip(tensors, dtypes)]
+    return _narrowed(tensors, dtypes)
 
 
 @tn.fused
 def _moved(weights: Tensors, direction: Tensors, scale: Scale, dtypes: Dtypes) -> Tensors:
     """``w + scale·direction``; nothing is used up."""
     moved = tn.add_(tn.scale_(tn.copied(direction), scale), weights)
-    return [t.to(dtype) for t, dtype in zip(moved, dtypes)]
+    return _narrowed(moved, dtypes)
 
 
 @tn.fused
@@ -242,10 +242,43 @@ def _moved_both(
     """``w + scale·direction`` and ``w − scale·direction``; nothing is used up."""
     up = tn.add_(tn.scale_(tn.copied(direction), scale), weights)
     down = tn.add_(tn.scale_(tn.copied(direction), minus_scale), weights)
-    return (
-        [t.to(dtype) for t, dtype in zip(up, dtypes)],
-        [t.to(dtype) for t, dtype in zip(down, dtypes)],
-    )
+    return _narrowed(up, dtypes), _narrowed(down, dtypes)
+
+
+PACKED = False
+"""Whether casts are written into one block, which a compiler can do in one kernel."""
+
+
+def _narrowed(tensors: Tensors, dtypes: Dtypes) -> Tensors:
+    """Each tensor in its dtype."""
+    if not PACKED:
+        return [t.to(dtype) for t, dtype in zip(tensors, dtypes)]
+    out = list(tensors)
+    for dtype in dict.fromkeys(dtypes):
+        which = [i for i, t in enumerate(tensors) if t.dtype != dtype == dtypes[i]]
+        # Those of odd length last, so that all others begin where kernels want them to.
+        which.sort(key=lambda i: tensors[i].numel() % 8 != 0)
+        if which:
+            for i, cast in zip(which, _one_block([tensors[i] for i in which], dtype)):
+                out[i] = cast
+    return out
+
+
+def _memory_order(tensor: Tensor) -> list[int]:
+    """The dimensions, outermost first."""
+    strides = tensor.stride()
+    return sorted(range(tensor.dim()), key=lambda d: (-strides[d], d))
+
+
+def _one_block(tensors: Tensors, dtype: torch.dtype) -> Tensors:
+    """Casts that lie one after the other, each in its own order of dimensions."""
+    orders = [_memory_order(t) for t in tensors]
+    flat = [t.permute(order).reshape(-1).to(dtype) for t, order in zip(tensors, orders)]
+    parts = torch.split(torch.cat(flat), [t.numel() for t in tensors])
+    return [
+        part.view([t.shape[d] for d in order]).permute([order.index(d) for d in range(t.dim())])
+        for part, t, order in zip(parts, tensors, orders)
+    ]
 
 
 PRIORITIES = (-1, 0)

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from crsam.data.batches import Batch
-from crsam.optim.captured import Captured
+from crsam.optim.captured import CannotCapture, Captured
 from crsam.optim.functional import Functional
 from crsam.progress import say
-from crsam.train.step import count_right
+from crsam.train.step import EagerStep, count_right
 
 
 class CapturedStep:
@@ -29,6 +29,8 @@ class CapturedStep:
         compile: Compile model and loss first.
         channels_last: The memory order in which the model is given its inputs.
         tell: Say how long it took to be ready, and which way was the faster.
+        otherwise: Takes all further steps where one turns out not to be capturable; one line says
+            why. None: that is an error.
     """
 
     def __init__(
@@ -41,8 +43,10 @@ class CapturedStep:
         compile: bool = True,
         channels_last: bool = False,
         tell: bool = False,
+        otherwise: EagerStep | None = None,
     ) -> None:
-        self.channels_last, self.tell = channels_last, tell
+        self.channels_last, self.tell, self.otherwise = channels_last, tell, otherwise
+        self._gave_up = False
         self._functional = Functional(
             model, loss_function(autocast), autocast=autocast, compile=compile
         )
@@ -52,6 +56,18 @@ class CapturedStep:
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Takes a step; the loss before it, and how many of the batch were right."""
+        if not self._gave_up:
+            try:
+                return self._step(batch)
+            except CannotCapture as reason:
+                if self.otherwise is None:
+                    raise
+                say(f"steps are not captured in a CUDA graph: {reason}")
+                self._gave_up = True
+        assert self.otherwise is not None
+        return self.otherwise(batch)
+
+    def _step(self, batch: Batch) -> tuple[Tensor, Tensor]:
         if self._batch is None:
             form = torch.channels_last if self.channels_last else torch.contiguous_format
             self._batch = Batch(batch.inputs.clone(memory_format=form), batch.targets.clone())

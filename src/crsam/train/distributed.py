@@ -27,6 +27,11 @@ class World:
         """Whether this process writes files and speaks."""
         return self.rank == 0
 
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """Of all of them; None if alone."""
+        return dist.group.WORLD if self.size > 1 else None
+
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model, with gradients averaged over all processes where there are several."""
         if self.size == 1:

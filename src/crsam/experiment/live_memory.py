@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from contestants import Contestant
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -55,20 +54,17 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live -= num_bytes
 
 
-def peak_of_step(build: Callable[[], Contestant], device: torch.device) -> int:
-    """Bytes alive at the peak of one step, of the dearest kind and not the first.
+@contextmanager
+def peak_memory(device: torch.device) -> Iterator[Callable[[], int]]:
+    """Yields a function: the bytes alive at the peak, of all that was born within.
 
-    The count is absolute, so that what a method keeps from step to step is in it; whatever is to
-    count must be born in `build` or later.
+    On CUDA it is the allocator's count, less what was there before.
     """
     gc.collect()
-    with LiveStorages() if device.type == "cpu" else nullcontext() as mode:
-        contestant = build()
-        for _ in range(contestant.period):
-            contestant.step()
-        if mode is None:
-            torch.cuda.reset_peak_memory_stats(device)
-        else:
-            mode.peak = mode.live
-        contestant.step()
-        return torch.cuda.max_memory_allocated(device) if mode is None else mode.peak
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        yield lambda: torch.cuda.max_memory_allocated(device) - before
+    else:
+        with LiveStorages() as mode:
+            yield lambda: mode.peak
