@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from crsam.report.figures.landscapes import rings
+from crsam.report.landscapes import read_landscape
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,11 +42,22 @@ x, y = torch.randn(16, 5), torch.randint(3, (16,))
 loader = [(x, y)] * 3
 base = torch.optim.SGD(model.parameters(), lr=0.05)
 opt = crsam.SAM(base)
+import copy
+from crsam import curvature
+other = copy.deepcopy(model)
+torch.nn.init.normal_(other[3].weight)
 """
 
 
 @pytest.mark.parametrize(
-    "page", ["docs/index.md", "docs/concepts.md", "docs/crsam.md", "docs/measuring.md"]
+    "page",
+    [
+        "docs/index.md",
+        "docs/concepts.md",
+        "docs/crsam.md",
+        "docs/measuring.md",
+        "docs/landscapes.md",
+    ],
 )
 def test_snippets_run_in_order(page: str) -> None:
     namespace: dict[str, object] = {}
@@ -126,6 +141,18 @@ def test_tables_are_those_of_the_results() -> None:
         assert f"| {trace:.1f} ± " in measuring
         assert f"{trace:.1f}" in readme
         assert f"{normalized:.0f}" in readme
+
+    landscapes = (ROOT / "docs/landscapes.md").read_text()
+    rates = json.loads((ROOT / "results/landscape_cost_cpu.json").read_text())["rates"]
+    assert rates["wall"]["landscape"] >= 0.9
+    assert f"{rates['wall']['landscape']:.2f} of the rate of plain evaluation" in landscapes
+    assert f"{rates['cpu']['landscape']:.2f} by the processor's time" in landscapes
+    for method, name in (("sgd", "SGD"), ("sam", "SAM"), ("crsam", "CR-SAM")):
+        files = (ROOT / "results/landscapes_digits" / method).glob("*/landscape.npz")
+        lands = [read_landscape(file.read_bytes()) for file in files]
+        loss = statistics.mean(land.loss[15, 15] for land in lands)
+        rise = statistics.mean(rings(land)[2][-1] for land in lands)
+        assert re.search(rf"\| {name} \| {loss:.3f} ± \S+ \| {rise:.3f} ± ", landscapes)
 
     for row in json.loads((ROOT / "results/demo.json").read_text())["rows"]:
         accuracy, sharpness = row["test_accuracy"], row["sharpness"]["mean"]

@@ -51,6 +51,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "pac_bayes_sharpness": pac_bayes,
     "sharpness": partial(curvature.sharpness, steps=3),
     "spectral_density": partial(curvature.spectral_density, num_vectors=2, steps=3),
+    "top_eigenpairs": partial(curvature.top_eigenpairs, tol=0.1, max_steps=50),
     "top_eigenvalues": partial(curvature.top_eigenvalues, tol=0.1, max_steps=50),
 }
 LOSS = each_cross_entropy
@@ -61,6 +62,8 @@ def numbers(found: Any) -> list[float]:
     """What a function returned, as a flat list."""
     if isinstance(found, Tensor):
         return found.flatten().tolist()
+    if isinstance(found, dict):
+        return numbers(list(found.values()))
     if isinstance(found, list | tuple):
         return [number for part in found for number in numbers(part)]
     return [float(found)]

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from crsam import curvature
-from crsam.curvature.batches import is_one_batch, size_of
+from crsam._batches import is_one_batch, size_of
 from crsam.errors import UserError
 from curvature.cases import Case, each_cross_entropy, mean_cross_entropy, mlp, vectors
 from curvature.functions import FUNCTIONS, LOSS

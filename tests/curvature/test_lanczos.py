@@ -52,6 +52,17 @@ def test_by_magnitude_means_farthest_from_zero_with_sign() -> None:
     assert top(model, k=1) == pytest.approx([5.0], rel=1e-6)
 
 
+def test_eigenvectors_are_of_norm_one_and_belong_to_their_values() -> None:
+    model = with_eigenvalues([5.0, 5.0, 2.0, 0.0, -6.0])
+    pairs = curvature.top_eigenpairs(model, lambda m, x: m(x), [torch.ones(1).double()], k=3)
+    assert [pair.value for pair in pairs] == pytest.approx(top(model, k=3))
+    vectors = torch.stack([pair.vector["w"] for pair in pairs])
+    torch.testing.assert_close(vectors @ vectors.T, torch.eye(3).double(), rtol=0, atol=1e-6)
+    for pair in pairs:
+        residual = model.H @ pair.vector["w"] - pair.value * pair.vector["w"]
+        assert residual.norm() < 1e-5
+
+
 def test_all_eigenvalues_can_be_asked_for() -> None:
     values = [9.0, 4.0, 4.0, 1.0, -2.0]
     assert top(with_eigenvalues(values), k=5) == pytest.approx(values, rel=1e-6)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from crsam import curvature
-from crsam.curvature.draws import Space, rademacher, seed_of
+from crsam._states import seed_of
+from crsam.curvature.draws import Space, rademacher
 from crsam.errors import UserError
 from curvature.cases import Case, exact, mean_cross_entropy, mlp, vectors
 

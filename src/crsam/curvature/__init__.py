@@ -28,7 +28,7 @@ training.
 from crsam.curvature.average import average_sharpness
 from crsam.curvature.bound import Bound, generalization_bound
 from crsam.curvature.density import Density, effective_dimensionality, spectral_density
-from crsam.curvature.eigenvalues import top_eigenvalues
+from crsam.curvature.eigenvalues import Eigenpair, top_eigenpairs, top_eigenvalues
 from crsam.curvature.estimate import Estimate
 from crsam.curvature.finite_difference import finite_difference_curvature
 from crsam.curvature.fisher_rao import fisher_rao
@@ -43,6 +43,7 @@ from crsam.curvature.trace import hessian_frobenius_norm, hessian_trace
 __all__ = [
     "Bound",
     "Density",
+    "Eigenpair",
     "Estimate",
     "NormalizedTrace",
     "PacBayesSharpness",
@@ -63,5 +64,6 @@ __all__ = [
     "pac_bayes_sharpness",
     "sharpness",
     "spectral_density",
+    "top_eigenpairs",
     "top_eigenvalues",
 ]

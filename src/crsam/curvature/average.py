@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from crsam import _tensors as tn
+from crsam._batches import SizeOf
 from crsam.curvature.bars import progress_bar
-from crsam.curvature.batches import SizeOf
 from crsam.curvature.checks import check_count, check_positive
 from crsam.curvature.draws import gaussian
 from crsam.curvature.estimate import Estimate

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from crsam._batches import is_one_batch, own_generators, tensors_in
+from crsam._states import seed_all
 from crsam.curvature.checks import warn
-from crsam.curvature.draws import seed_all
 from crsam.errors import UserError
-
-SizeOf = Callable[[Any], int]
 
 
 class Batches:
@@ -97,69 +95,3 @@ class Contents:
     def same_as(self, other: Contents) -> bool:
         difference = abs(float(self.total) - float(other.total))
         return difference <= 1e-8 * max(float(self.scale), float(other.scale))
-
-
-def tensors_in(batch: Any) -> Iterator[Tensor]:
-    """The tensors of a batch in their order, however nested: tuples, dicts, objects.
-
-    Example:
-        >>> [t.shape for t in tensors_in({"x": (torch.zeros(2, 3), "name"), "y": torch.zeros(2)})]
-        [torch.Size([2, 3]), torch.Size([2])]
-    """
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from tensors_in(value)
-    elif isinstance(batch, list | tuple):
-        for value in batch:
-            yield from tensors_in(value)
-    elif dataclasses.is_dataclass(batch):
-        for field in dataclasses.fields(batch):
-            yield from tensors_in(getattr(batch, field.name))
-    elif hasattr(batch, "__dict__"):
-        yield from (value for value in vars(batch).values() if isinstance(value, Tensor))
-
-
-def size_of(batch: Any) -> int:
-    """The number of samples: the length of the first tensor.
-
-    Example:
-        >>> size_of((torch.zeros(4, 3), torch.zeros(4)))
-        4
-
-    Raises:
-        UserError: If there is no tensor with a first dimension.
-    """
-    first = next(tensors_in(batch), None)
-    if first is None or first.ndim == 0:
-        why = f"a {type(batch).__name__} with no tensor" if first is None else "one number"
-        raise UserError(f"the size of a batch, {why}, is not known: give size_of=lambda batch: ...")
-    return len(first)
-
-
-def is_one_batch(given: Any) -> bool:
-    """Whether this is a batch rather than several.
-
-    A tensor is one, as is a dict, an object with ``inputs``, and a tuple or list that has a tensor
-    among its members; but a list of tensors that are alike is a list of batches.
-
-    Example:
-        >>> x, y = torch.zeros(4, 3), torch.zeros(4)
-        >>> [is_one_batch(given) for given in [(x, y), [x, y], {"x": x}, [(x, y)], [x, x]]]
-        [True, True, True, False, False]
-    """
-    if isinstance(given, Tensor | Mapping) or hasattr(given, "inputs"):
-        return True
-    if not isinstance(given, list | tuple) or not any(isinstance(g, Tensor) for g in given):
-        return False
-    alike = len({(g.dtype, g.shape[1:]) if isinstance(g, Tensor) else None for g in given}) == 1
-    return not (isinstance(given, list) and alike)
-
-
-def own_generators(loader: Any) -> list[torch.Generator]:
-    """The generators that a loader draws its order from, where they are not torch's own."""
-    sampler = getattr(loader, "sampler", None)
-    inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
-    found = [getattr(owner, "generator", None) for owner in (loader, sampler, inner)]
-    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from crsam import _tensors as tn
-from crsam.curvature.batches import SizeOf
+from crsam._batches import SizeOf
 from crsam.curvature.checks import check_positive
 from crsam.curvature.mean_loss import LossFn, MeanLoss
 from crsam.curvature.ranks import Group, Ranks

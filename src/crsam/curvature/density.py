@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from crsam._batches import SizeOf
 from crsam.curvature.bars import progress_bar
-from crsam.curvature.batches import SizeOf
 from crsam.curvature.checks import check_count, check_positive
 from crsam.curvature.draws import rademacher
 from crsam.curvature.estimate import Estimate

@@ -1,4 +1,4 @@
-"""The largest eigenvalues of the Hessian."""
+"""The largest eigenvalues of the Hessian, and their eigenvectors."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from crsam._batches import SizeOf
 from crsam.curvature.bars import progress_bar
-from crsam.curvature.batches import SizeOf
 from crsam.curvature.checks import check_count, check_positive, warn
 from crsam.curvature.draws import gaussian
 from crsam.curvature.hvp import Hessian
@@ -74,6 +74,76 @@ def top_eigenvalues(
         >>> [round(value, 9) for value in top]
         [9.0, 4.0]
     """
+    pairs = top_eigenpairs(
+        model,
+        loss_fn,
+        batches,
+        k=k,
+        which=which,
+        tol=tol,
+        max_steps=max_steps,
+        seed=seed,
+        size_of=size_of,
+        progress=progress,
+    )
+    return [pair.value for pair in pairs]
+
+
+class Eigenpair(NamedTuple):
+    """An eigenvalue and its eigenvector."""
+
+    value: float
+    vector: dict[str, Tensor]
+    """By the names of the parameters; of norm 1 over all of them."""
+
+
+def top_eigenpairs(
+    model: nn.Module,
+    loss_fn: LossFn,
+    batches: Any,
+    *,
+    k: int = 1,
+    which: Which = "value",
+    tol: float | None = None,
+    max_steps: int = 100,
+    seed: int = 0,
+    size_of: SizeOf | None = None,
+    progress: bool = False,
+) -> list[Eigenpair]:
+    r"""`top_eigenvalues` with their eigenvectors, at the same cost.
+
+    An eigenvector is a direction for `crsam.landscape.surface`. Its sign is that of chance.
+
+    Args:
+        model: The model, in the mode it is to be measured in; left as found.
+        loss_fn: ``loss_fn(model, batch)``: the mean loss of the batch, or that of each sample.
+        batches: A list of batches, a loader, or one batch.
+        k: How many.
+        which: ``"value"``: the largest. ``"magnitude"``: the farthest from 0, with their sign.
+        tol: The bound on the residual. None: 1e-6 in float64, 1e-4 in float32.
+        max_steps: Products in a run at most; warns where they were not enough.
+        seed: Of the vector to start from.
+        size_of: The number of samples of a batch. None: how many losses there are, or else the
+            length of the first tensor.
+        progress: Whether to show a progress bar, if on a terminal.
+
+    Returns:
+        The eigenpairs, that of the largest (or farthest from 0) eigenvalue first.
+
+    Raises:
+        UserError: As `top_eigenvalues`.
+
+    Example:
+        >>> import torch
+        >>> from crsam import curvature
+        >>> model = torch.nn.Linear(3, 1, bias=False).double()
+        >>> x = torch.diag(torch.tensor([1.0, 3.0, 2.0]).double())
+        >>> (top,) = curvature.top_eigenpairs(
+        ...     model, lambda model, x: model(x).square().sum() / 2, [x]
+        ... )
+        >>> round(top.value, 9), top.vector["weight"].abs().round(decimals=6).tolist()
+        (9.0, [[0.0, 1.0, 0.0]])
+    """
     if which not in ("value", "magnitude"):
         raise UserError(f"which must be 'value' or 'magnitude', got {which!r}")
     check_count(k=k, max_steps=max_steps)
@@ -82,9 +152,10 @@ def top_eigenvalues(
             raise UserError(f"k is {k}, but there are only {loss.space.size} parameters")
         tol = TOLERANCE[loss.space.dtype] if tol is None else tol
         check_positive(tol=tol)
+        names = [name for name, p in loss.model.named_parameters() if p.requires_grad]
         with progress_bar("top eigenvalues", max_steps, progress) as advance:
-            search = Search(loss, which, tol, max_steps, seed, advance)
-            return [pair.value for pair in search.top(k)]
+            found = Search(loss, which, tol, max_steps, seed, advance).top(k)
+        return [Eigenpair(p.value, dict(zip(names, loss.unflat(p.vector)))) for p in found]
 
 
 class Pair(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from crsam import _tensors as tn
+from crsam._batches import SizeOf
 from crsam.curvature.ascent import Ball
-from crsam.curvature.batches import SizeOf
 from crsam.curvature.checks import check_positive, warn
 from crsam.curvature.mean_loss import LossFn, MeanLoss
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from crsam.curvature.batches import SizeOf
+from crsam._batches import SizeOf
 from crsam.curvature.mean_loss import LossFn, MeanLoss
 from crsam.curvature.per_sample import SlopesAlongWeights
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from crsam import _tensors as tn
-from crsam.curvature.batches import SizeOf
+from crsam._batches import SizeOf
 from crsam.curvature.mean_loss import LossFn, MeanLoss
 
 

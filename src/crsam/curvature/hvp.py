@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from crsam import _tensors as tn
+from crsam._batches import SizeOf
 from crsam._tensors import Tensors
-from crsam.curvature.batches import SizeOf
 from crsam.curvature.mean_loss import LossFn, MeanLoss, Pass, Term, differentiable
 from crsam.errors import UserError
 

@@ -13,11 +13,13 @@ from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
 from crsam import _tensors as tn
+from crsam._batches import SizeOf, size_of
+from crsam._states import Snapshot, seed_all, seed_of
 from crsam._tensors import Tensors
-from crsam.curvature.batches import Batches, SizeOf, size_of
+from crsam.curvature.batches import Batches
 from crsam.curvature.checks import warn
-from crsam.curvature.draws import Space, seed_all, seed_of
-from crsam.curvature.scene import Snapshot, measuring
+from crsam.curvature.draws import Space
+from crsam.curvature.scene import measuring
 from crsam.errors import UserError
 
 LossFn = Callable[[Any, Any], Tensor]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from crsam import _tensors as tn
-from crsam.curvature.batches import SizeOf
+from crsam._batches import SizeOf
 from crsam.curvature.checks import warn
 from crsam.curvature.draws import rademacher
 from crsam.curvature.estimate import Estimate

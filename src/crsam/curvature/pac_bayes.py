@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from crsam._batches import SizeOf
 from crsam.curvature.bars import progress_bar
-from crsam.curvature.batches import SizeOf
 from crsam.curvature.checks import check_count, check_positive, warn
 from crsam.curvature.draws import gaussian
 from crsam.curvature.mean_loss import MeanLoss

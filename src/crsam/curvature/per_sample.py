@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
 
-from crsam.curvature.batches import size_of
+from crsam._batches import size_of
 from crsam.curvature.mean_loss import LossFn, MeanLoss
 from crsam.errors import UserError
 

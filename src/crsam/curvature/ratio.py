@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from crsam._batches import SizeOf
 from crsam.curvature.ascent import Ball, climb
-from crsam.curvature.batches import SizeOf
 from crsam.curvature.checks import check_count, check_positive
 from crsam.curvature.estimate import Estimate
 from crsam.curvature.mean_loss import LossFn, MeanLoss

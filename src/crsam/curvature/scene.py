@@ -8,32 +8,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from crsam import _tensors as tn
-from crsam.curvature.draws import RandomStates
-
-
-class Snapshot:
-    """The modes and buffers of modules, to be put back: batch norm in training moves them."""
-
-    def __init__(self, parts: Sequence[nn.Module]) -> None:
-        modules = [module for part in parts for module in part.modules()]
-        self.modes = [(module, module.training) for module in modules]
-        self.buffers: list[tuple[nn.Module, str, Tensor]] = []
-        for module in modules:
-            self.buffers += [(module, *item) for item in module.named_buffers(recurse=False)]
-        with torch.no_grad():
-            self.values = tn.clone([buffer for _, _, buffer in self.buffers])
-
-    def put_back(self) -> None:
-        for module, training in self.modes:
-            module.training = training
-        for module, name, buffer in self.buffers:
-            module._buffers[name] = buffer  # a module may have put another in its place
-        with torch.no_grad():
-            tn.copy_([buffer for _, _, buffer in self.buffers], self.values)
+from crsam._states import RandomStates, Snapshot
 
 
 @contextmanager

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from crsam._batches import SizeOf
 from crsam.curvature.ascent import Ball, Box, climb
-from crsam.curvature.batches import SizeOf
 from crsam.curvature.checks import check_count, check_positive
 from crsam.curvature.mean_loss import LossFn, MeanLoss
 

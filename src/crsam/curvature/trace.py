@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from crsam import _tensors as tn
+from crsam._batches import SizeOf
 from crsam._tensors import Tensors
 from crsam.curvature.bars import progress_bar
-from crsam.curvature.batches import SizeOf
 from crsam.curvature.checks import check_count
 from crsam.curvature.draws import rademacher
 from crsam.curvature.estimate import Estimate

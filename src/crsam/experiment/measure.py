@@ -151,10 +151,7 @@ def measure(
     """
     how, world = how or Setting(), world or World()
     check_metrics(metrics)
-    # Not the first ones: a folder's images are sorted by class.
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    some = images.part(order[:samples].sort().values.to(images.device))
-    batches = list(in_order(some, feed, how.batch_size))
+    batches = list(in_order(sample_of(images, samples), feed, how.batch_size))
     found = {}
     shown = None if world.is_main else False
     with evaluating(model), bar("measuring", len(metrics), shown=shown) as advance:
@@ -162,6 +159,13 @@ def measure(
             found[name] = METRICS[name](model, batches, how, world)
             advance(note=name)
     return found
+
+
+def sample_of(images: Images, count: int) -> Images:
+    """At most so many of the images, always the same ones."""
+    # Not the first ones: a folder's images are sorted by class.
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    return images.part(order[:count].sort().values.to(images.device))
 
 
 def measure_run(

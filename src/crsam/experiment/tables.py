@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -14,6 +15,7 @@ from crsam.experiment.measure import Figure, Setting
 from crsam.experiment.run import Result
 from crsam.experiment.study import Row, Spread
 from crsam.experiment.sweep import Trial
+from crsam.landscape import Surface
 
 NEXT_AFTER_DEMO = """
 The runs are in {folder}. Next:
@@ -99,6 +101,22 @@ def show_figures(figures: Mapping[str, Figure], title: str) -> None:
         error = "" if figure.stderr is None else significant(figure.stderr)
         table.add_row(name, f"{figure.value:.6g}", error)
     Console().print(table)
+
+
+def show_landscapes(surfaces: Mapping[Path, Surface]) -> None:
+    """What there is to be seen of each landscape, and where it is."""
+    for file, surface in surfaces.items():
+        finite = surface.loss[np.isfinite(surface.loss)]
+        low, high = (significant(v) for v in (finite.min(), finite.max())) if finite.size else "——"
+        more = (
+            ""
+            if finite.size == surface.loss.size
+            else (f", not finite at {surface.loss.size - finite.size}")
+        )
+        size = " × ".join(str(n) for n in reversed(surface.loss.shape))
+        print(f"{file}: {size} points, loss from {low} to {high}{more}")
+    folders = " ".join(str(file.parent) for file in surfaces)
+    print(f"to draw them: crsam figures {folders} -o figures")
 
 
 def show_result(result: Result, folder: Path) -> None:

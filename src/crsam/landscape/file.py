@@ -1,0 +1,180 @@
+"""A landscape in a file: whole or not there, and gone on from."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import os
+import time
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from crsam._batches import tensors_in
+from crsam.errors import UserError
+from crsam.landscape.grid import Array, Grid, Surface
+from crsam.landscape.place import Place
+
+EVERY = 5.0
+"""Seconds between two writings: what a kill can cost."""
+
+
+class Keeper:
+    """What was found so far; in a file too, if there is one.
+
+    Within ``with`` the file is written every few seconds, and at the end, however it comes.
+
+    Args:
+        file: Where; None: nowhere.
+        about: Written beside the arrays. Its ``fingerprint`` says whether what is there already is
+            of the same landscape.
+        grid: The points.
+        writes: Whether this process writes the file.
+
+    Raises:
+        UserError: If the file holds something else.
+    """
+
+    def __init__(
+        self, file: str | Path | None, about: Mapping[str, Any], grid: Grid, writes: bool
+    ) -> None:
+        self.path = None if file is None else Path(file)
+        self.about, self.grid, self.writes = dict(about), grid, writes
+        self.loss, self.accuracy = np.full((2, *grid.shape), math.nan)
+        if self.path is not None and self.path.exists():
+            self._go_on(self.path)
+        self._changed, self._written = False, time.monotonic()
+
+    def _go_on(self, path: Path) -> None:
+        there, about = load(path)
+        if about.get("fingerprint") != self.about["fingerprint"]:
+            raise UserError(
+                f"{path} holds another landscape ({self._difference(there, about)}): remove it, "
+                "or give another name"
+            )
+        self.loss[...] = there.loss
+        if there.accuracy is not None:
+            self.accuracy[...] = there.accuracy
+
+    def _difference(self, there: Surface, about: Mapping[str, Any]) -> str:
+        for key in {**about, **self.about}:
+            theirs, ours = about.get(key), self.about.get(key)
+            if key not in ("complete", "fingerprint") and theirs != ours:
+                return f"{key}: {json.dumps(theirs)} there, {json.dumps(ours)} here"
+        here = [len(axis) for axis in self.grid.axes]
+        sizes = [len(axis) for axis in Grid(there.x, there.y).axes]
+        if sizes != here:
+            return f"points: {sizes} there, {here} here"
+        return "of other weights, directions, points or data"
+
+    def lacks(self, part: list[int]) -> bool:
+        """Whether one of these points was not evaluated."""
+        return bool(np.isnan(self.loss.flat[part]).any())
+
+    def take(self, part: list[int], losses: Array, accuracies: Array) -> None:
+        """Puts in what was found at these points."""
+        self.loss.flat[part] = losses[: len(part)]
+        self.accuracy.flat[part] = accuracies[: len(part)]
+        self._changed = True
+        if time.monotonic() - self._written > EVERY:
+            self._write()
+
+    def surface(self) -> Surface:
+        """All that was found."""
+        known = None if np.isnan(self.accuracy).all() else self.accuracy
+        return Surface(self.grid.x, self.grid.y, self.loss, known)
+
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        if self.path is not None and self.writes and self._changed:
+            save(self.path, self.surface(), self.about)
+        self._changed, self._written = False, time.monotonic()
+
+
+def save(path: Path, surface: Surface, about: Mapping[str, Any]) -> None:
+    """Writes arrays ``x``, ``y``, ``loss``, ``accuracy`` and, as JSON, ``about``, in one go.
+
+    Raises:
+        UserError: If it cannot be written; what was there before is untouched.
+    """
+    arrays = {name: array for name, array in vars(surface).items() if array is not None}
+    text = json.dumps({**about, "complete": surface.complete})
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, about=np.array(text), **arrays)
+    beside = path.with_name(path.name + ".tmp")
+    try:
+        with beside.open("wb") as file:
+            file.write(buffer.getvalue())
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+
+
+def load(path: str | Path) -> tuple[Surface, dict[str, Any]]:
+    """A landscape and what is said about it; nothing in the file is run.
+
+    Raises:
+        UserError: If there is no such file, or it is not a landscape.
+
+    Example:
+        >>> load("nowhere.npz")
+        Traceback (most recent call last):
+        crsam.errors.UserError: cannot read nowhere.npz: No such file or directory
+    """
+    try:
+        with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        about = json.loads(str(arrays.pop("about")))
+        found = Surface(arrays["x"], arrays.get("y"), arrays["loss"], arrays.get("accuracy"))
+        shape = Grid(found.x, found.y).shape
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is not a landscape: {error}") from error
+    if found.loss.shape != shape or not isinstance(about, dict):
+        raise UserError(f"{path} is not a landscape: its arrays do not fit together")
+    return found, about
+
+
+def fingerprint(
+    place: Place, grid: Grid, batches: Sequence[Any], batch_norm: str, at_once: int
+) -> str:
+    """Tells landscapes apart: by weights, directions, points, data and how they are evaluated."""
+    digest = hashlib.blake2b(repr((batch_norm, at_once)).encode(), digest_size=16)
+    for tensors in (place.model.state_dict(), *place.axes):
+        digest.update(digest_of(tensors).encode())
+    for axis in grid.axes:
+        digest.update(b"axis" + axis.tobytes())
+    for batch in batches:
+        for tensor in tensors_in(batch):
+            digest.update(repr(tensor.shape).encode())
+            digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """Tells named tensors apart, to the last bit."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in tensors.items():
+        digest.update(name.encode())
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
