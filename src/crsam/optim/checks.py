@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.optim import Optimizer
+from torch.amp import GradScaler
+from torch.optim import LBFGS, Optimizer
 
+from crsam.errors import UserError
 from crsam.optim.ascent import Ascent
-from crsam.optim.closure import PerSample
+from crsam.optim.closure import Divisible, PerSample
+from crsam.optim.functional import Functional
 from crsam.optim.objective import Objective
+from crsam.optim.parallel import Scope
 from crsam.optim.part import Part
 from crsam.optim.probe import Closure
 from crsam.optim.schedule import Schedule
@@ -49,7 +53,7 @@ def check_parts(ascent: Ascent, objective: Objective, schedule: Schedule) -> Non
         raise ValueError(reason)
 
 
-def checked_closure(closure: Any, method: str, parts: tuple[Part, ...]) -> Closure | PerSample:
+def checked_closure(closure: Any, method: str, parts: tuple[Part, ...]) -> Closure | Divisible:
     """The closure, if `parts` can work with it."""
     if not callable(closure):
         raise TypeError(
@@ -64,3 +68,29 @@ def checked_closure(closure: Any, method: str, parts: tuple[Part, ...]) -> Closu
                 "where losses(part) returns the loss of each sample in `part`"
             )
     return closure
+
+
+def pieces_of(closure: Closure | Divisible, scope: Scope) -> list[tuple[float, Any]]:
+    """The closures that climb each on its own, with their weights: one, or the micro-batches."""
+    if scope != "micro":
+        return [(1.0, closure)]
+    if not isinstance(closure, Divisible):
+        raise TypeError(
+            "scope='micro' climbs with each micro-batch, which a plain closure cannot tell apart: "
+            "use opt.step(crsam.MicroBatches(loss_of, batches))"
+        )
+    return list(closure.pieces())
+
+
+def usable(scaler: Any, base: Optimizer, closure: Closure | Divisible) -> GradScaler | None:
+    """The scaler, if it scales and the step can work with it."""
+    if scaler is None:
+        return None
+    if not isinstance(scaler, GradScaler):
+        raise UserError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
+    if not scaler.is_enabled():
+        return None
+    if isinstance(base, LBFGS) or isinstance(closure, Functional):
+        what = "an L-BFGS base" if isinstance(base, LBFGS) else "a Functional"
+        raise UserError(f"{what} cannot go with a scaler: use bfloat16, which needs none")
+    return scaler
