@@ -17,13 +17,15 @@ BATCH = 16
 """Samples over all processes."""
 
 
-def net(dtype: torch.dtype = torch.float64) -> nn.Sequential:
+def net(dtype: torch.dtype = torch.float64, width: int = 7) -> nn.Sequential:
     """Sizes that two processes cannot share evenly."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).to(dtype)
+    return nn.Sequential(nn.Linear(5, width), nn.Tanh(), nn.Linear(width, 3)).to(dtype)
 
 
-def batches(num: int = NUM_STEPS, dtype: torch.dtype = torch.float64) -> list[tuple[Tensor, Tensor]]:
+def batches(
+    num: int = NUM_STEPS, dtype: torch.dtype = torch.float64
+) -> list[tuple[Tensor, Tensor]]:
     g = torch.Generator().manual_seed(1)
     found = []
     for _ in range(num):

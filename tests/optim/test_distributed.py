@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, distributed as dist, multiprocessing, nn
+from torch import Tensor, multiprocessing, nn
+from torch import distributed as dist
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as Replica
 from torch.optim import SGD
@@ -50,7 +51,9 @@ def sharded(model: nn.Sequential, **options: Any) -> nn.Sequential:
 def replicas_by_scope(rank: int) -> dict[str, Any]:
     return {
         scope: {
-            name: _weights_of(name, Replica(net()), share(rank), 2 if scope == "micro" else 1, scope)
+            name: _weights_of(
+                name, Replica(net()), share(rank), 2 if scope == "micro" else 1, scope
+            )
             for name in METHODS
         }
         for scope in ("batch", "rank", "micro")
@@ -59,9 +62,7 @@ def replicas_by_scope(rank: int) -> dict[str, Any]:
 
 def shards_by_scope(rank: int) -> dict[str, Any]:
     return {
-        scope: {
-            name: _weights_of(name, sharded(net()), share(rank), 2, scope) for name in METHODS
-        }
+        scope: {name: _weights_of(name, sharded(net()), share(rank), 2, scope) for name in METHODS}
         for scope in ("batch", "micro")
     }
 
@@ -73,9 +74,183 @@ def _weights_of(
     return weights(model)
 
 
-JOBS: dict[str, Callable[[int], Any]] = {"replicas": replicas_by_scope}
+class Leaves(nn.Module):
+    """One layer is used by the second process only, one by none."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank, self.body = rank, net()
+        self.seldom, self.never = nn.Linear(3, 3).double(), nn.Linear(3, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.body(x)
+        return self.seldom(out) if self.rank == 1 else out
+
+
+WRAPPED: dict[str, dict[str, Any]] = {
+    "bucket views": {"gradient_as_bucket_view": True},
+    "static graph": {"static_graph": True},
+    "both": {"gradient_as_bucket_view": True, "static_graph": True},
+}
+A_FEW = ["sam", "crsam", "esam", "looksam", "ssam-fisher", "friendlysam"]
+
+
+def wrapped_otherwise(rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for how, options in WRAPPED.items():
+        for scope in ("batch", "rank"):
+            for name in A_FEW:
+                model = Replica(net(), **options)
+                trained(name, model, share(rank), scope=scope)
+                found[how, scope, name] = weights(model)
+    return found
+
+
+def left_out(rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for scope in ("batch", "rank"):
+        for name in ("sam", "crsam"):
+            torch.manual_seed(0)
+            model = Replica(Leaves(rank), find_unused_parameters=True)
+            before = weights(model.module.seldom), weights(model.module.never)
+            trained(name, model, share(rank), scope=scope)
+            after = weights(model.module.seldom), weights(model.module.never)
+            found[scope, name] = {"moved": before, "after": after, "all": weights(model)}
+    return found
+
+
+def three_hundred_steps(rank: int) -> dict[str, list[Tensor]]:
+    """In float32, where sums in another order would show."""
+    found = {}
+    data = [(x[share(rank)], y[share(rank)]) for x, y in batches(20, torch.float32)]
+    for i, name in enumerate(METHODS):
+        model = Replica(net(torch.float32))
+        opt = optimizer(name, model, scope=("batch", "rank")[i % 2], max_norm=0.5)
+        for t in range(300):
+            opt.step(samples(model, *data[t % 20]))
+        state = opt.state_dict()
+        kept = [t for entry in state["state"].values() for t in entry.values()]
+        found[name] = [*weights(model), *kept]
+    return found
+
+
+def groups_of_one(rank: int) -> list[Tensor]:
+    """Each process trains a model of its own on its own samples."""
+    groups = [dist.new_group([r]) for r in range(2)]
+    model = net()
+    trained("crsam", model, share(rank), group=groups[rank])
+    wrapped = Replica(net(), process_group=groups[rank])
+    trained("crsam", wrapped, share(rank))
+    return [*weights(model), *weights(wrapped)]
+
+
+def one_overflows(rank: int) -> dict[str, Any]:
+    """A gradient that overflows in the second process only, in the second pass."""
+    found: dict[str, Any] = {}
+    for scope in ("batch", "rank"):
+        model = Replica(net(torch.float32))
+        opt = optimizer("crsam-linear", model, scope=scope)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        before = weights(model)
+        x, y = batches(1, torch.float32)[0]
+        passes = 0
+
+        def closure() -> Tensor:
+            nonlocal passes
+            passes += 1
+            opt.zero_grad()
+            loss = F.cross_entropy(model(x[share(rank)]), y[share(rank)])
+            scaler.scale(loss * (torch.inf if passes == 2 and rank == 1 else 1.0)).backward()
+            return loss
+
+        opt.step(closure, scaler=scaler)
+        scaler.update()
+        found[scope] = {"before": before, "after": weights(model), "scale": scaler.get_scale()}
+    return found
+
+
+def refusals(rank: int) -> dict[str, str]:
+    x, y = batches(1)[0]
+    wrong: dict[str, Callable[[], Any]] = {
+        "no wrapper": lambda: trained("sam", net(), share(rank), scope="rank"),
+        "micro": lambda: trained("sam", net(), share(rank), 2, scope="micro"),
+    }
+    if SHARDS_ON_CPU:
+        model = sharded(net())
+        bare = crsam.SAM(SGD(model.parameters(), lr=0.1))
+        wrong["shards alone"] = lambda: trained("sam", model, share(rank), scope="rank")
+        wrong["no model"] = lambda: bare.step(samples(model, x, y))
+    told = {}
+    for case, act in wrong.items():
+        try:
+            act()
+        except UserError as error:
+            told[case] = str(error)
+    return told
+
+
+def checkpoints(rank: int, folder: str) -> dict[str, list[Tensor]]:
+    """Saved by two shards after three steps, and what they then go on to."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    found = {}
+    for name in METHODS:
+        model = sharded(net())
+        opt = trained(name, model, share(rank), steps=range(3))
+        states = get_state_dict(model, opt)
+        dcp.save(dict(zip(("model", "opt"), states)), checkpoint_id=f"{folder}/{name}")
+        go_on(opt, model, share(rank), 1, range(3, 6))
+        found[name] = weights(model)
+    return found
+
+
+def tensor_parallel(rank: int) -> dict[str, list[Tensor]]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    found = {}
+    for name in METHODS:
+        model = net(width=8)
+        mesh = init_device_mesh("cpu", (2,))
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        trained(name, model)
+        found[name] = weights(model)
+    return found
+
+
+def mixed_precision(rank: int) -> dict[str, Any]:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    found = {}
+    for name in A_FEW:
+        model = sharded(net(torch.float32), mp_policy=policy)
+        trained(name, model, share(rank))
+        found[name] = weights(model)
+        assert all(p.dtype == torch.float32 for p in model.parameters())
+    return found
+
+
+JOBS: dict[str, Callable[[int], Any]] = {
+    "replicas": replicas_by_scope,
+    "wrapped": wrapped_otherwise,
+    "left out": left_out,
+    "300 steps": three_hundred_steps,
+    "groups": groups_of_one,
+    "overflow": one_overflows,
+    "refusals": refusals,
+}
 if SHARDS_ON_CPU:
-    JOBS["shards"] = shards_by_scope
+    JOBS |= {
+        "shards": shards_by_scope,
+        "tensor parallel": tensor_parallel,
+        "mixed precision": mixed_precision,
+    }
 
 
 def on_rank(rank: int, folder: str) -> None:
@@ -91,6 +266,9 @@ def on_rank(rank: int, folder: str) -> None:
     try:
         for name, job in JOBS.items():
             found[name] = job(rank)
+        if SHARDS_ON_CPU:
+            found["checkpoints"] = checkpoints(rank, folder)
+            found["folder"] = folder
     except BaseException:
         found["failed"] = traceback.format_exc()
     torch.save(found, Path(folder, f"{rank}.pt"))
@@ -165,3 +343,95 @@ def test_micro_batches_of_two_shards_are_those_of_all_processes(
     trained(name, model, order, accumulate=2, scope="micro")
     for each in ranks:
         assert_close(each["shards"]["micro"][name], weights(model))
+
+
+@pytest.mark.parametrize("name", A_FEW)
+@pytest.mark.parametrize("scope", ["batch", "rank"])
+@pytest.mark.parametrize("how", WRAPPED)
+def test_however_replicas_keep_their_gradients(
+    how: str, scope: str, name: str, ranks: list[Any]
+) -> None:
+    for each in ranks:
+        assert_close(each["wrapped"][how, scope, name], each["replicas"][scope][name], 1e-12)
+
+
+@pytest.mark.parametrize("name", ["sam", "crsam"])
+@pytest.mark.parametrize("scope", ["batch", "rank"])
+def test_a_parameter_that_only_one_process_uses_moves_in_all(
+    scope: str, name: str, ranks: list[Any]
+) -> None:
+    first, second = (each["left out"][scope, name] for each in ranks)
+    assert all(torch.equal(a, b) for a, b in zip(first["all"], second["all"]))
+    (seldom, never), (seldom_after, never_after) = first["moved"], first["after"]
+    assert not any(torch.equal(a, b) for a, b in zip(seldom, seldom_after))
+    assert all(torch.equal(a, b) for a, b in zip(never, never_after))
+
+
+@every_method
+def test_replicas_are_bit_identical_after_300_steps(name: str, ranks: list[Any]) -> None:
+    first, second = (each["300 steps"][name] for each in ranks)
+    assert len(first) > 4
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert all(t.isfinite().all() for t in first)
+
+
+def test_losses_are_those_of_the_processes_that_share_a_batch(ranks: list[Any]) -> None:
+    for rank, each in enumerate(ranks):
+        model = net()
+        trained("crsam", model, share(rank))
+        assert_close(each["groups"], weights(model) * 2, 1e-12)
+
+
+@pytest.mark.parametrize("scope", ["batch", "rank"])
+def test_an_overflow_in_one_process_skips_the_step_in_all(scope: str, ranks: list[Any]) -> None:
+    for each in ranks:
+        found = each["overflow"][scope]
+        assert all(torch.equal(a, b) for a, b in zip(found["before"], found["after"]))
+        assert found["scale"] == 32.0
+
+
+def test_what_would_go_wrong_silently_is_refused(ranks: list[Any]) -> None:
+    for each in ranks:
+        told = each["refusals"]
+        assert "needs model=, the model as wrapped in DistributedDataParallel" in told["no wrapper"]
+        assert "scope='micro' with several processes needs model=" in told["micro"]
+        if SHARDS_ON_CPU:
+            assert "sharded weights exist only once" in told["shards alone"]
+            assert "say model=" in told["no model"]
+
+
+@needs_shards
+@every_method
+def test_saved_by_two_processes_and_gone_on_with_by_one(name: str, ranks: list[Any]) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    model = net()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    opt = optimizer(name, model)
+    states = dict(zip(("model", "opt"), get_state_dict(model, opt)))
+    dcp.load(states, checkpoint_id=f"{ranks[0]['folder']}/{name}", no_dist=True)
+    set_state_dict(model, opt, model_state_dict=states["model"], optim_state_dict=states["opt"])
+    assert opt.param_groups[0]["crsam_step"] == 3
+    go_on(opt, model, slice(None), 1, range(3, 6))
+    assert_close(weights(model), ranks[0]["checkpoints"][name])
+
+
+@needs_shards
+@every_method
+def test_tensor_parallel_layers_are_whole_layers(name: str, ranks: list[Any]) -> None:
+    model = net(width=8)
+    trained(name, model)
+    for each in ranks:
+        assert_close(each["tensor parallel"][name], weights(model))
+
+
+@needs_shards
+@pytest.mark.parametrize("name", A_FEW)
+def test_shards_computed_in_bfloat16_stay_near(name: str, ranks: list[Any]) -> None:
+    first, second = (each["mixed precision"][name] for each in ranks)
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
+    for a, b in zip(first, ranks[0]["shards"]["batch"][name]):
+        assert (a - b).norm() < 0.05 * b.norm()

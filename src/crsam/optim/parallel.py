@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Literal
+from weakref import WeakSet
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from crsam.errors import UserError
 from crsam.optim.ranks import Ranks
 
 Scope = Literal["batch", "rank", "micro"]
+
+_rehearsed: WeakSet[nn.Module] = WeakSet()
 
 
 class Parallel:
@@ -101,6 +104,13 @@ class Parallel:
     def may_leave_out(self) -> bool:
         """Whether a parameter may have a gradient in some processes only."""
         return any(m.find_unused_parameters or m.static_graph for m in self._replicas)
+
+    def to_rehearse(self) -> bool:
+        """Whether replicas are yet to see their graph: a static one must be seen in a pass whose
+        gradients travel, before one in which they do not. True once for each."""
+        fresh = [m for m in self._replicas if m.static_graph and m not in _rehearsed]
+        _rehearsed.update(fresh)
+        return self.climbs_alone and bool(fresh)
 
     def quiet(self) -> ExitStack:
         """Within, no gradient travels between replicas."""

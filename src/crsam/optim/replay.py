@@ -86,6 +86,11 @@ class Replay:
             module._buffers[name] = buffer
         tn.copy_([b for _, _, b, _ in self.before], [value for *_, value in self.before])
 
+    def rewind(self) -> None:
+        """Puts the generators back as they were before the first pass."""
+        assert self.start is not None
+        self._set_random_states(self.start)
+
     def _modules(self) -> Iterator[nn.Module]:
         return self.model.modules() if self.model is not None else iter(())
 

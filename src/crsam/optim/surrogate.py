@@ -78,6 +78,8 @@ class Passes:
             new_step: Makes the step of a piece, given that of the first one.
         """
         step = new_step(None)
+        if step.parallel.to_rehearse():
+            self._rehearse(pieces[0][1], step)
         if len(pieces) == 1:
             loss, surrogate = surrogate_of(step, self._probe(pieces[0][1], step), *self.parts)
         else:
@@ -101,6 +103,14 @@ class Passes:
             probe = ClosureProbe(closure, step.params, replay, step.parallel, self.unscaling)
         probe.seen, probe.sparse_dims = self.seen, self.sparse_dims
         return probe
+
+    def _rehearse(self, closure: Closure | Divisible, step: Step) -> None:
+        """A pass that leaves no trace but in the replicas."""
+        replay = Replay(step.params, self.model, undoes=True)
+        with replay.one_pass(), torch.enable_grad():
+            closure()
+        replay.undo()
+        replay.rewind()
 
     def _agree_on_seen(self, step: Step) -> None:
         """A parameter that any process has used is stepped in all of them."""
