@@ -145,28 +145,29 @@ def groups_of_one(rank: int) -> list[Tensor]:
 
 
 def one_overflows(rank: int) -> dict[str, Any]:
+    return {scope: _overflow_in_the_second(rank, scope) for scope in ("batch", "rank")}
+
+
+def _overflow_in_the_second(rank: int, scope: str) -> dict[str, Any]:
     """A gradient that overflows in the second process only, in the second pass."""
-    found: dict[str, Any] = {}
-    for scope in ("batch", "rank"):
-        model = Replica(net(torch.float32))
-        opt = optimizer("crsam-linear", model, scope=scope)
-        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-        before = weights(model)
-        x, y = batches(1, torch.float32)[0]
-        passes = 0
+    model = Replica(net(torch.float32))
+    opt = optimizer("crsam-linear", model, scope=scope)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    before = weights(model)
+    x, y = batches(1, torch.float32)[0]
+    passes = 0
 
-        def closure() -> Tensor:
-            nonlocal passes
-            passes += 1
-            opt.zero_grad()
-            loss = F.cross_entropy(model(x[share(rank)]), y[share(rank)])
-            scaler.scale(loss * (torch.inf if passes == 2 and rank == 1 else 1.0)).backward()
-            return loss
+    def closure() -> Tensor:
+        nonlocal passes
+        passes += 1
+        opt.zero_grad()
+        loss = F.cross_entropy(model(x[share(rank)]), y[share(rank)])
+        scaler.scale(loss * (torch.inf if passes == 2 and rank == 1 else 1.0)).backward()
+        return loss
 
-        opt.step(closure, scaler=scaler)
-        scaler.update()
-        found[scope] = {"before": before, "after": weights(model), "scale": scaler.get_scale()}
-    return found
+    opt.step(closure, scaler=scaler)
+    scaler.update()
+    return {"before": before, "after": weights(model), "scale": scaler.get_scale()}
 
 
 def refusals(rank: int) -> dict[str, str]:

@@ -58,7 +58,7 @@ def checked_closure(closure: Any, method: str, parts: tuple[Part, ...]) -> Closu
     if not callable(closure):
         raise TypeError(
             f"{method}.step needs a closure that computes the loss, calls loss.backward() and "
-            "returns the loss: opt.step(closure)"
+            "returns the loss: opt.step(closure), or opt.step(closure, scaler=scaler) for fp16"
         )
     for part in parts:
         if part.needs_samples and not isinstance(closure, PerSample):

@@ -130,12 +130,15 @@ class ClosureProbe:
     def _backward(self) -> tuple[Tensor | float, Tensor | None]:
         if not isinstance(self.closure, Divisible):
             return self.closure(), None
-        scale = self._as_it_is if self.unscaling is None else self.unscaling.scaler.scale
-        return self.closure.backward(self.part, scale, self.parallel.quiet)
+        return self.closure.backward(self.part, self._scaled, self.parallel.quiet)
 
-    @staticmethod
-    def _as_it_is(loss: Tensor) -> Tensor:
-        return loss
+    def _scaled(self, loss: Tensor) -> Tensor:
+        return loss if self.unscaling is None else self.unscaling.scaler.scale(loss)
+
+    def _unscaled(self, grads: Tensors) -> Tensors:
+        if self.unscaling is not None:
+            self.unscaling(grads)
+        return grads
 
     def both(self, offset: Offset) -> tuple[Evaluation, Evaluation]:
         return self(offset), self(-offset, last=True)
@@ -166,19 +169,24 @@ class ClosureProbe:
                 return total
             for i in range(len(mine)):
                 grads = torch.autograd.grad(
-                    losses[i], self.params, retain_graph=i + 1 < len(mine), materialize_grads=True
+                    self._scaled(losses[i]),
+                    self.params,
+                    retain_graph=i + 1 < len(mine),
+                    materialize_grads=True,
                 )
-                tn.add_(total, [g.square() for g in grads])  # they may share memory
+                own_grads = tn.clone(grads)  # they may share memory
+                tn.add_(total, [g.square_() for g in self._unscaled(own_grads)])
         return ranks.sum_(total)
 
     def _add_square(self, total: Tensors, loss: Tensor, more: bool) -> None:
         """Of a gradient that only ``backward`` brings back to where its parts are kept."""
         for p in self.params:
             p.grad = None
-        loss.backward(retain_graph=more)  # type: ignore[no-untyped-call]
+        self._scaled(loss).backward(retain_graph=more)  # type: ignore[no-untyped-call]
         for t, p in zip(total, self.params):
             if p.grad is not None:
-                t += _sharded.laid_out_as(p, p.grad).square()
+                (grad,) = self._unscaled([_sharded.laid_out_as(p, p.grad)])
+                t += grad.square()
             p.grad = None
 
     @contextmanager
@@ -220,8 +228,7 @@ class ClosureProbe:
                 self.sparse_dims[i] = g.sparse_dim()
                 g = g.to_dense()
             dense.append(_sharded.laid_out_as(p, g))
-        if self.unscaling is not None:
-            self.unscaling(dense)
+        self._unscaled(dense)
         return tn.clone(dense) if copy else dense
 
 
