@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from torch import Tensor, multiprocessing, nn
 from torch import distributed as dist
 from torch.nn import functional as F
@@ -35,7 +37,6 @@ pytestmark = pytest.mark.skipif(
 )
 every_method = pytest.mark.parametrize("name", METHODS)
 SHARDS_ON_CPU = hasattr(torch.Stream, "record_event") and torch.__version__ >= "2.7"
-needs_shards = pytest.mark.skipif(not SHARDS_ON_CPU, reason="torch cannot shard on a CPU yet")
 
 
 def sharded(model: nn.Sequential, **options: Any) -> nn.Sequential:
@@ -48,7 +49,7 @@ def sharded(model: nn.Sequential, **options: Any) -> nn.Sequential:
     return model
 
 
-def replicas_by_scope(rank: int) -> dict[str, Any]:
+def replicas_by_scope(rank: int, folder: Path) -> dict[str, Any]:
     return {
         scope: {
             name: _weights_of(
@@ -60,7 +61,7 @@ def replicas_by_scope(rank: int) -> dict[str, Any]:
     }
 
 
-def shards_by_scope(rank: int) -> dict[str, Any]:
+def shards_by_scope(rank: int, folder: Path) -> dict[str, Any]:
     return {
         scope: {name: _weights_of(name, sharded(net()), share(rank), 2, scope) for name in METHODS}
         for scope in ("batch", "micro")
@@ -95,7 +96,10 @@ WRAPPED: dict[str, dict[str, Any]] = {
 A_FEW = ["sam", "crsam", "esam", "looksam", "ssam-fisher", "friendlysam"]
 
 
-def wrapped_otherwise(rank: int) -> dict[str, Any]:
+IN_BFLOAT16 = ["sam", "crsam-linear", "esam", "looksam", "friendlysam"]  # the log form has a floor
+
+
+def wrapped_otherwise(rank: int, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for how, options in WRAPPED.items():
         for scope in ("batch", "rank"):
@@ -106,7 +110,7 @@ def wrapped_otherwise(rank: int) -> dict[str, Any]:
     return found
 
 
-def left_out(rank: int) -> dict[str, Any]:
+def left_out(rank: int, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for scope in ("batch", "rank"):
         for name in ("sam", "crsam"):
@@ -119,7 +123,7 @@ def left_out(rank: int) -> dict[str, Any]:
     return found
 
 
-def three_hundred_steps(rank: int) -> dict[str, list[Tensor]]:
+def three_hundred_steps(rank: int, folder: Path) -> dict[str, list[Tensor]]:
     """In float32, where sums in another order would show."""
     found = {}
     data = [(x[share(rank)], y[share(rank)]) for x, y in batches(20, torch.float32)]
@@ -134,7 +138,7 @@ def three_hundred_steps(rank: int) -> dict[str, list[Tensor]]:
     return found
 
 
-def groups_of_one(rank: int) -> list[Tensor]:
+def groups_of_one(rank: int, folder: Path) -> list[Tensor]:
     """Each process trains a model of its own on its own samples."""
     groups = [dist.new_group([r]) for r in range(2)]
     model = net()
@@ -144,7 +148,7 @@ def groups_of_one(rank: int) -> list[Tensor]:
     return [*weights(model), *weights(wrapped)]
 
 
-def one_overflows(rank: int) -> dict[str, Any]:
+def one_overflows(rank: int, folder: Path) -> dict[str, Any]:
     return {scope: _overflow_in_the_second(rank, scope) for scope in ("batch", "rank")}
 
 
@@ -170,17 +174,27 @@ def _overflow_in_the_second(rank: int, scope: str) -> dict[str, Any]:
     return {"before": before, "after": weights(model), "scale": scaler.get_scale()}
 
 
-def refusals(rank: int) -> dict[str, str]:
-    x, y = batches(1)[0]
+def refusals(rank: int, folder: Path) -> dict[str, str]:
     wrong: dict[str, Callable[[], Any]] = {
         "no wrapper": lambda: trained("sam", net(), share(rank), scope="rank"),
         "micro": lambda: trained("sam", net(), share(rank), 2, scope="micro"),
     }
-    if SHARDS_ON_CPU:
-        model = sharded(net())
-        bare = crsam.SAM(SGD(model.parameters(), lr=0.1))
-        wrong["shards alone"] = lambda: trained("sam", model, share(rank), scope="rank")
-        wrong["no model"] = lambda: bare.step(samples(model, x, y))
+    return _told(wrong)
+
+
+def refusals_of_shards(rank: int, folder: Path) -> dict[str, str]:
+    x, y = batches(1)[0]
+    model = sharded(net())
+    bare = crsam.SAM(SGD(model.parameters(), lr=0.1))
+    return _told(
+        {
+            "shards alone": lambda: trained("sam", model, share(rank), scope="rank"),
+            "no model": lambda: bare.step(samples(model, x, y)),
+        }
+    )
+
+
+def _told(wrong: dict[str, Callable[[], Any]]) -> dict[str, str]:
     told = {}
     for case, act in wrong.items():
         try:
@@ -190,7 +204,7 @@ def refusals(rank: int) -> dict[str, str]:
     return told
 
 
-def checkpoints(rank: int, folder: str) -> dict[str, list[Tensor]]:
+def checkpoints(rank: int, folder: Path) -> dict[str, list[Tensor]]:
     """Saved by two shards after three steps, and what they then go on to."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -206,7 +220,7 @@ def checkpoints(rank: int, folder: str) -> dict[str, list[Tensor]]:
     return found
 
 
-def tensor_parallel(rank: int) -> dict[str, list[Tensor]]:
+def tensor_parallel(rank: int, folder: Path) -> dict[str, list[Tensor]]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -224,12 +238,12 @@ def tensor_parallel(rank: int) -> dict[str, list[Tensor]]:
     return found
 
 
-def mixed_precision(rank: int) -> dict[str, Any]:
+def mixed_precision(rank: int, folder: Path) -> dict[str, Any]:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     found = {}
-    for name in A_FEW:
+    for name in IN_BFLOAT16:
         model = sharded(net(torch.float32), mp_policy=policy)
         trained(name, model, share(rank))
         found[name] = weights(model)
@@ -237,24 +251,27 @@ def mixed_precision(rank: int) -> dict[str, Any]:
     return found
 
 
-JOBS: dict[str, Callable[[int], Any]] = {
-    "replicas": replicas_by_scope,
-    "wrapped": wrapped_otherwise,
-    "left out": left_out,
-    "300 steps": three_hundred_steps,
-    "groups": groups_of_one,
-    "overflow": one_overflows,
-    "refusals": refusals,
-}
-if SHARDS_ON_CPU:
-    JOBS |= {
-        "shards": shards_by_scope,
+JOBS: dict[str, dict[str, Callable[[int, Path], Any]]] = {
+    "replicas": {
+        "by scope": replicas_by_scope,
+        "wrapped": wrapped_otherwise,
+        "left out": left_out,
+        "300 steps": three_hundred_steps,
+        "groups": groups_of_one,
+        "overflow": one_overflows,
+        "refusals": refusals,
+    },
+    "shards": {
+        "by scope": shards_by_scope,
         "tensor parallel": tensor_parallel,
         "mixed precision": mixed_precision,
-    }
+        "refusals": refusals_of_shards,
+        "checkpoints": checkpoints,
+    },
+}
 
 
-def on_rank(rank: int, folder: str) -> None:
+def on_rank(rank: int, kind: str, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -265,30 +282,46 @@ def on_rank(rank: int, folder: str) -> None:
     )
     found: dict[str, Any] = {}
     try:
-        for name, job in JOBS.items():
-            found[name] = job(rank)
-        if SHARDS_ON_CPU:
-            found["checkpoints"] = checkpoints(rank, folder)
-            found["folder"] = folder
+        for name, job in JOBS[kind].items():
+            found[name] = job(rank, folder)
     except BaseException:
-        found["failed"] = traceback.format_exc()
-    torch.save(found, Path(folder, f"{rank}.pt"))
+        found = {"failed": traceback.format_exc()}
+    torch.save(found, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("ranks")
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=on_rank, args=(rank, str(folder))) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(240)
+def from_two_processes(kind: str, factory: pytest.TempPathFactory) -> tuple[list[Any], Path]:
+    """What both found, and where they wrote; run once, whichever worker of pytest comes first."""
+    shared = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder = shared / kind
+    with FileLock(shared / f"{kind}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            context = multiprocessing.get_context("spawn")
+            processes = [context.Process(target=on_rank, args=(r, kind, folder)) for r in range(2)]
+            for process in processes:
+                process.start()
+            for process in processes:
+                process.join(240)
     found = [torch.load(folder / f"{rank}.pt") for rank in range(2)]
     for each in found:
         assert "failed" not in each, each["failed"]
-    return found
+    return found, folder
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return from_two_processes("replicas", tmp_path_factory)[0]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    if not SHARDS_ON_CPU:
+        pytest.skip("this torch cannot shard on a CPU")
+    found, folder = from_two_processes("shards", tmp_path_factory)
+    return [{**each, "folder": folder} for each in found]
 
 
 def assert_close(ours: list[Tensor], theirs: list[Tensor], tolerance: float = 1e-9) -> None:
@@ -297,71 +330,69 @@ def assert_close(ours: list[Tensor], theirs: list[Tensor], tolerance: float = 1e
 
 
 @every_method
-def test_two_replicas_climb_and_follow_the_whole_batch(name: str, ranks: list[Any]) -> None:
+def test_two_replicas_climb_and_follow_the_whole_batch(name: str, replicas: list[Any]) -> None:
     model = net()
     trained(name, model)
-    for each in ranks:
-        assert_close(each["replicas"]["batch"][name], weights(model))
+    for each in replicas:
+        assert_close(each["by scope"]["batch"][name], weights(model))
 
 
 @every_method
 def test_two_replicas_that_climb_alone_are_one_process_with_two_micro_batches(
-    name: str, ranks: list[Any]
+    name: str, replicas: list[Any]
 ) -> None:
     model = net()
     trained(name, model, accumulate=2, scope="micro")
-    for each in ranks:
-        assert_close(each["replicas"]["rank"][name], weights(model))
+    for each in replicas:
+        assert_close(each["by scope"]["rank"][name], weights(model))
 
 
 @every_method
 def test_micro_batches_of_two_replicas_are_those_of_one_process(
-    name: str, ranks: list[Any]
+    name: str, replicas: list[Any]
 ) -> None:
     model = net()
     trained(name, model, accumulate=4, scope="micro")
-    for each in ranks:
-        assert_close(each["replicas"]["micro"][name], weights(model))
+    for each in replicas:
+        assert_close(each["by scope"]["micro"][name], weights(model))
 
 
-@needs_shards
 @every_method
-def test_two_shards_climb_and_follow_the_whole_batch(name: str, ranks: list[Any]) -> None:
+def test_two_shards_climb_and_follow_the_whole_batch(name: str, shards: list[Any]) -> None:
     model = net()
     trained(name, model)
-    for each in ranks:
-        assert_close(each["shards"]["batch"][name], weights(model))
+    for each in shards:
+        assert_close(each["by scope"]["batch"][name], weights(model))
 
 
-@needs_shards
 @every_method
 def test_micro_batches_of_two_shards_are_those_of_all_processes(
-    name: str, ranks: list[Any]
+    name: str, shards: list[Any]
 ) -> None:
     """The first halves of both shares, then the second halves."""
     order = [*range(4), *range(8, 12), *range(4, 8), *range(12, 16)]
     model = net()
     trained(name, model, order, accumulate=2, scope="micro")
-    for each in ranks:
-        assert_close(each["shards"]["micro"][name], weights(model))
+    for each in shards:
+        assert_close(each["by scope"]["micro"][name], weights(model))
 
 
 @pytest.mark.parametrize("name", A_FEW)
 @pytest.mark.parametrize("scope", ["batch", "rank"])
 @pytest.mark.parametrize("how", WRAPPED)
 def test_however_replicas_keep_their_gradients(
-    how: str, scope: str, name: str, ranks: list[Any]
+    how: str, scope: str, name: str, replicas: list[Any]
 ) -> None:
-    for each in ranks:
-        assert_close(each["wrapped"][how, scope, name], each["replicas"][scope][name], 1e-12)
+    for each in replicas:
+        assert_close(each["wrapped"][how, scope, name], each["by scope"][scope][name], 1e-12)
 
 
 @pytest.mark.parametrize("name", ["sam", "crsam"])
 @pytest.mark.parametrize("scope", ["batch", "rank"])
 def test_a_parameter_that_only_one_process_uses_moves_in_all(
-    scope: str, name: str, ranks: list[Any]
+    scope: str, name: str, replicas: list[Any]
 ) -> None:
-    first, second = (each["left out"][scope, name] for each in ranks)
+    first, second = (each["left out"][scope, name] for each in replicas)
     assert all(torch.equal(a, b) for a, b in zip(first["all"], second["all"]))
     (seldom, never), (seldom_after, never_after) = first["moved"], first["after"]
     assert not any(torch.equal(a, b) for a, b in zip(seldom, seldom_after))
@@ -369,41 +400,38 @@ def test_a_parameter_that_only_one_process_uses_moves_in_all(
 
 
 @every_method
-def test_replicas_are_bit_identical_after_300_steps(name: str, ranks: list[Any]) -> None:
-    first, second = (each["300 steps"][name] for each in ranks)
+def test_replicas_are_bit_identical_after_300_steps(name: str, replicas: list[Any]) -> None:
+    first, second = (each["300 steps"][name] for each in replicas)
     assert len(first) > 4
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert all(t.isfinite().all() for t in first)
 
 
-def test_losses_are_those_of_the_processes_that_share_a_batch(ranks: list[Any]) -> None:
-    for rank, each in enumerate(ranks):
+def test_losses_are_those_of_the_processes_that_share_a_batch(replicas: list[Any]) -> None:
+    for rank, each in enumerate(replicas):
         model = net()
         trained("crsam", model, share(rank))
         assert_close(each["groups"], weights(model) * 2, 1e-12)
 
 
 @pytest.mark.parametrize("scope", ["batch", "rank"])
-def test_an_overflow_in_one_process_skips_the_step_in_all(scope: str, ranks: list[Any]) -> None:
-    for each in ranks:
+def test_an_overflow_in_one_process_skips_the_step_in_all(scope: str, replicas: list[Any]) -> None:
+    for each in replicas:
         found = each["overflow"][scope]
         assert all(torch.equal(a, b) for a, b in zip(found["before"], found["after"]))
         assert found["scale"] == 32.0
 
 
-def test_what_would_go_wrong_silently_is_refused(ranks: list[Any]) -> None:
-    for each in ranks:
+def test_what_would_go_wrong_silently_is_refused(replicas: list[Any]) -> None:
+    for each in replicas:
         told = each["refusals"]
         assert "needs model=, the model as wrapped in DistributedDataParallel" in told["no wrapper"]
         assert "scope='micro' with several processes needs model=" in told["micro"]
-        if SHARDS_ON_CPU:
-            assert "sharded weights exist only once" in told["shards alone"]
-            assert "say model=" in told["no model"]
 
 
-@needs_shards
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 @every_method
-def test_saved_by_two_processes_and_gone_on_with_by_one(name: str, ranks: list[Any]) -> None:
+def test_saved_by_two_processes_and_gone_on_with_by_one(name: str, shards: list[Any]) -> None:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
@@ -413,26 +441,30 @@ def test_saved_by_two_processes_and_gone_on_with_by_one(name: str, ranks: list[A
             p.zero_()
     opt = optimizer(name, model)
     states = dict(zip(("model", "opt"), get_state_dict(model, opt)))
-    dcp.load(states, checkpoint_id=f"{ranks[0]['folder']}/{name}", no_dist=True)
+    dcp.load(states, checkpoint_id=f"{shards[0]['folder']}/{name}", no_dist=True)
     set_state_dict(model, opt, model_state_dict=states["model"], optim_state_dict=states["opt"])
     assert opt.param_groups[0]["crsam_step"] == 3
     go_on(opt, model, slice(None), 1, range(3, 6))
-    assert_close(weights(model), ranks[0]["checkpoints"][name])
+    assert_close(weights(model), shards[0]["checkpoints"][name])
 
 
-@needs_shards
 @every_method
-def test_tensor_parallel_layers_are_whole_layers(name: str, ranks: list[Any]) -> None:
+def test_tensor_parallel_layers_are_whole_layers(name: str, shards: list[Any]) -> None:
     model = net(width=8)
     trained(name, model)
-    for each in ranks:
+    for each in shards:
         assert_close(each["tensor parallel"][name], weights(model))
 
 
-@needs_shards
-@pytest.mark.parametrize("name", A_FEW)
-def test_shards_computed_in_bfloat16_stay_near(name: str, ranks: list[Any]) -> None:
-    first, second = (each["mixed precision"][name] for each in ranks)
+@pytest.mark.parametrize("name", IN_BFLOAT16)
+def test_shards_computed_in_bfloat16_stay_near(name: str, shards: list[Any]) -> None:
+    first, second = (each["mixed precision"][name] for each in shards)
     assert all(torch.equal(a, b) for a, b in zip(first, second))
-    for a, b in zip(first, ranks[0]["shards"]["batch"][name]):
+    for a, b in zip(first, shards[0]["by scope"]["batch"][name]):
         assert (a - b).norm() < 0.05 * b.norm()
+
+
+def test_what_would_go_wrong_silently_with_shards_is_refused(shards: list[Any]) -> None:
+    for each in shards:
+        assert "sharded weights exist only once" in each["refusals"]["shards alone"]
+        assert "say model=" in each["refusals"]["no model"]
