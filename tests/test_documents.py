@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +43,14 @@ opt = crsam.SAM(base)
 
 
 @pytest.mark.parametrize(
-    "page", ["docs/index.md", "docs/concepts.md", "docs/crsam.md", "docs/measuring.md"]
+    "page",
+    [
+        "docs/index.md",
+        "docs/concepts.md",
+        "docs/crsam.md",
+        "docs/measuring.md",
+        "docs/precision.md",
+    ],
 )
 def test_snippets_run_in_order(page: str) -> None:
     namespace: dict[str, object] = {}
@@ -94,6 +102,28 @@ Ascent.registered.pop("Sign")
 def test_quickstart_runs() -> None:
     out = run("examples/quickstart.py", "--seeds", "1", "--epochs", "1")
     assert re.search(r"CR-SAM +\d+\.\d", out)
+
+
+@pytest.mark.parametrize("options", [[], ["--dtype", "bfloat16", "--scope", "micro"]])
+def test_the_example_of_precision_runs(options: list[str]) -> None:
+    out = run("examples/precision.py", "--epochs", "2", *options)
+    first, second = (float(loss) for loss in re.findall(r"loss (\d\.\d+)", out))
+    assert second < first
+    assert ("0 steps skipped" in out) == bool(options)
+
+
+def test_the_example_of_several_processes_goes_on_alone(tmp_path: Path) -> None:
+    """Saved by two replicas, gone on with by one process and by two: the same."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    two = [*launch, "examples/distributed.py", "--epochs", "1", "--checkpoint"]
+    run(*two, str(tmp_path / "a"))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    together = run(*two, str(tmp_path / "a"))
+    alone = run("examples/distributed.py", "--epochs", "1", "--checkpoint", str(tmp_path / "b"))
+    loss_together, loss_alone = (
+        float(re.findall(r"loss (\d\.\d+) after 56 steps", out)[0]) for out in (together, alone)
+    )
+    assert loss_together == pytest.approx(loss_alone, abs=1e-4)
 
 
 def test_tables_are_those_of_the_results() -> None:

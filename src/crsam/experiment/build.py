@@ -107,8 +107,11 @@ def build_step(
             )
         if world.is_main:
             say(f"steps are not captured in a CUDA graph: {reason}")
+    wrapped = world.wrap(model)
+    if isinstance(optimizer, crsam.SharpnessAware):
+        optimizer.model = wrapped  # its scope may ask that gradients stay where they are
     return EagerStep(
-        world.wrap(model),
+        wrapped,
         optimizer,
         autocast=autocast_of(recipe),
         accumulate=train.accumulate,
