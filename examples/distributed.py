@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--shard", action="store_true", help="fully_shard instead of replicas")
     parser.add_argument("--scope", default="batch", choices=["batch", "rank"])
     args = parser.parse_args()
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
+    warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")
     size, wrap = int(os.environ.get("WORLD_SIZE", 1)), "nothing"
     if size > 1:
         dist.init_process_group("gloo")
