@@ -117,6 +117,14 @@ def norm(tensors: Sequence[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(norms(tensors))
 
 
+def clip_(tensors: Tensors, max_norm: float) -> Tensor:
+    """Scales the whole down to a norm of `max_norm`, if it is above; returns the factor."""
+    length = norm(tensors)
+    factor = torch.where(length > max_norm, max_norm / length, 1.0)
+    scale_(tensors, factor)
+    return factor
+
+
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     wide = wide_dtype(a)
     products = [(x.to(wide) * y).sum() for x, y in zip(local(a), local(b), strict=True)]

@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
+from crsam.optim.part import Part
+
 PREFIX = "crsam_"
 """Of all that a method adds to parameter groups and states, but for its hyper-parameters."""
 
@@ -42,6 +44,22 @@ def parted(
     entries = [state_dict["state"].get(key, {}) for key in keys]
     ours = [{n: entry[PREFIX + n] for n in names if PREFIX + n in entry} for entry in entries]
     return {**state_dict, "state": theirs}, ours
+
+
+def completed(
+    memory: Memory, params: Sequence[nn.Parameter], parts: Sequence[Part]
+) -> dict[nn.Parameter, dict[str, Tensor]]:
+    """What the parts remember, or would begin with.
+
+    All checkpoints of a method then have the same entries, as distributed ones must.
+    """
+    whole = {p: dict(entry) for p, entry in memory.items()}
+    for p in params:
+        entry = whole.setdefault(p, {})
+        for part in parts:
+            for name in part.memory:
+                entry[name] = entry[name] if name in entry else part.fresh(p)
+    return {p: entry for p, entry in whole.items() if entry}
 
 
 def only_makes_state(base: Optimizer) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
+from torch import nn
 from torch.amp import GradScaler
 from torch.optim import LBFGS, Optimizer
 
@@ -13,7 +14,7 @@ from crsam.optim.closure import Divisible, PerSample
 from crsam.optim.functional import Functional
 from crsam.optim.objective import Objective
 from crsam.optim.parallel import Scope
-from crsam.optim.part import Part
+from crsam.optim.part import Part, at_least, non_negative, one_of
 from crsam.optim.probe import Closure
 from crsam.optim.schedule import Schedule
 
@@ -36,6 +37,16 @@ def check_base(base: Any, wrapper: type[Optimizer]) -> None:
         raise ValueError("maximize=True is not supported: let the closure return the negative loss")
     if any(p.is_complex() for group in base.param_groups for p in group["params"]):
         raise ValueError("complex parameters are not supported: use torch.view_as_real")
+
+
+def check_options(warmup: Any, seed: Any, scope: Any, max_norm: float | None, model: Any) -> None:
+    at_least("warmup", warmup, 0)
+    at_least("seed", seed, 0)
+    one_of("scope", scope, get_args(Scope))
+    if max_norm is not None:
+        non_negative("max_norm", max_norm)
+    if model is not None and not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
 
 
 def check_parts(ascent: Ascent, objective: Objective, schedule: Schedule) -> None:

@@ -37,19 +37,16 @@ class Unscaling:
         """Unscales in place; an overflow is remembered."""
         tn.unscale_(grads, self.inverse, self.overflow)
 
-    def agree(self, everyone: Ranks) -> Tensor:
-        """Above 0 if any pass overflowed in any process."""
+    def conclude(self, everyone: Ranks, witness: SGD) -> Tensor:
+        """1 if any pass overflowed in any process, else 0; the scaler finds the same, for its
+        ``update``, in a gradient of the `witness`."""
         found = self.overflow.repeat(len(self.params))
-        found = _sharded.sum_over_parts(found, self.params).max()
-        (self.overflow,) = everyone.mean(found)
-        return self.overflow
-
-    def tell(self, witness: SGD) -> None:
-        """Has the scaler find what we found, for its ``update``."""
+        (found,) = everyone.mean(_sharded.sum_over_parts(found, self.params).max())
         (parameter,) = witness.param_groups[0]["params"]
-        parameter.grad = torch.where(self.overflow > 0, torch.inf, 0.0)
+        parameter.grad = torch.where(found > 0, torch.inf, 0.0)
         self.scaler.unscale_(witness)
         parameter.grad = None
+        return (found > 0).float()
 
 
 def new_witness(device: torch.device) -> SGD:

@@ -12,12 +12,18 @@ from torch.optim import LBFGS, SGD, Optimizer
 
 from crsam import _tensors as tn
 from crsam.optim.ascent import Ascent
-from crsam.optim.checkpoint import PREFIX, merged, only_makes_state, parted
-from crsam.optim.checks import check_base, check_parts, checked_closure, pieces_of, usable
+from crsam.optim.checkpoint import PREFIX, completed, merged, only_makes_state, parted
+from crsam.optim.checks import (
+    check_base,
+    check_options,
+    check_parts,
+    checked_closure,
+    pieces_of,
+    usable,
+)
 from crsam.optim.closure import Divisible
 from crsam.optim.objective import Objective, WorstCase
 from crsam.optim.parallel import Parallel, Scope
-from crsam.optim.part import at_least, non_negative, one_of
 from crsam.optim.probe import Closure
 from crsam.optim.radius import FollowLearningRate, warmup_factor
 from crsam.optim.scaling import Unscaling, new_witness
@@ -96,13 +102,7 @@ class SharpnessAware(Optimizer):
         objective, schedule = objective or WorstCase(), schedule or EveryStep()
         check_base(base, SharpnessAware)
         check_parts(ascent, objective, schedule)
-        at_least("warmup", warmup, 0)
-        at_least("seed", seed, 0)
-        one_of("scope", scope, ("batch", "rank", "micro"))
-        if max_norm is not None:
-            non_negative("max_norm", max_norm)
-        if model is not None and not isinstance(model, nn.Module):
-            raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        check_options(warmup, seed, scope, max_norm, model)
 
         self.base = base
         self.ascent, self.objective, self.schedule = ascent, objective, schedule
@@ -120,11 +120,11 @@ class SharpnessAware(Optimizer):
         }
         self._hyper = {self._keys[n]: getattr(part, n) for part in self._parts for n in part.hyper}
         self._numbers = {PREFIX + n: 0.0 for part in self._parts for n in part.numbers}
-        for group in base.param_groups:
-            if self._counter in group:  # left by an earlier wrapper of the same base
+        for params in base.param_groups:
+            if self._counter in params:  # left by an earlier wrapper of the same base
                 for key in (self._counter, PREFIX + "lr_max", *self._hyper, *self._numbers):
-                    group.pop(key, None)
-            self._check_group(group)
+                    params.pop(key, None)
+            self._check_group(params)
         state = base.state  # torch's constructor starts afresh; a base may have state already
         super().__init__(list(base.param_groups), {**base.defaults, **self._hyper})
         base.state = state
@@ -251,27 +251,18 @@ class SharpnessAware(Optimizer):
         unscaling = None if scaler is None else Unscaling(scaler, self._trained_params())
         passes = Passes(self._parts, self.model, unscaling)
         step, loss, surrogate = passes(pieces_of(closure, self.scope), self._new_step)
-        if unscaling is not None and self._overflowed(step, unscaling):
+        if unscaling is not None:
+            self._witness = self._witness or new_witness(step.params[0].device)
+            step.report["overflow"] = unscaling.conclude(step.parallel.everyone, self._witness)
+            step.is_skipped = step.report["overflow"].item() > 0  # the one wait for the device
+        if step.is_skipped:
             passes.undo()
             self.zero_grad()
             return step, loss
         if self.max_norm is not None:
-            length = tn.norm(surrogate)
-            step.report["clip_scale"] = torch.where(
-                length > self.max_norm, self.max_norm / length, 1.0
-            )
-            tn.scale_(surrogate, step.report["clip_scale"])
+            step.report["clip_scale"] = tn.clip_(surrogate, self.max_norm)
         passes.write(step.params, surrogate)
         return step, loss
-
-    def _overflowed(self, step: Step, unscaling: Unscaling) -> bool:
-        """Whether to skip the step; tells the scaler. The one wait for the device in a step."""
-        step.report["overflow"] = unscaling.agree(step.parallel.everyone)
-        if self._witness is None:
-            self._witness = new_witness(step.params[0].device)
-        unscaling.tell(self._witness)
-        step.is_skipped = step.report["overflow"].item() > 0
-        return step.is_skipped
 
     def _new_step(self, leader: Step | None = None) -> Step:
         pairs = [(p, g) for g in self.param_groups for p in g["params"] if p.requires_grad]
@@ -320,23 +311,14 @@ class SharpnessAware(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The base optimizer's state dict, with the method's state beside the base's."""
-        memory = self._whole_memory() if self._memory or self.state else {}
+        has_any = bool(self._memory or self.state)
+        memory = completed(self._memory, self._trained_params(), self._parts) if has_any else {}
         return merged(self.base.state_dict(), self._all_params(), memory)
-
-    def _whole_memory(self) -> dict[nn.Parameter, dict[str, Tensor]]:
-        """What the parts remember, or would begin with: the same entries in every checkpoint, as
-        distributed ones need."""
-        fresh = {
-            p: {name: part.fresh(p) for part in self._parts for name in part.memory
-                if name not in self._memory.get(p, {})}
-            for p in self._trained_params()
-        }  # fmt: skip
-        return {p: {**fresh.get(p, {}), **self._memory.get(p, {})} for p in self._all_params()}
 
     def _make_state(self) -> Tensor:
         """What a first step would make, as ``torch.distributed.checkpoint`` wants to see it."""
         self.base.step()
-        self._memory = self._whole_memory()
+        self._memory = completed(self._memory, self._trained_params(), self._parts)
         return torch.zeros(())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
