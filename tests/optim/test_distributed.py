@@ -20,6 +20,7 @@ from torch.optim import SGD
 
 import crsam
 from crsam.errors import UserError
+from crsam.optim import Curvature, Gradient, PartOfBatch
 from optim.combos import METHODS
 from optim.spread_problem import (
     batches,
@@ -238,6 +239,26 @@ def tensor_parallel(rank: int, folder: Path) -> dict[str, list[Tensor]]:
     return found
 
 
+def gathered_weights(rank: int, folder: Path) -> list[Tensor]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(net(), mesh=init_device_mesh("cpu", (2,)))  # kept gathered by a forward
+    forward_then_center(model, share(rank))
+    return weights(model)
+
+
+def forward_then_center(model: nn.Module, mine: slice) -> None:
+    """A step takes a forward at w + e and then a pass at w; between steps there is another one."""
+    base = SGD(model.parameters(), lr=0.1)
+    objective = Curvature(0.5, 0.1, form="linear")
+    opt = crsam.SharpnessAware(base, Gradient(0.5), objective, PartOfBatch(), model=model)
+    for x, y in batches():
+        opt.step(samples(model, x[mine], y[mine]))
+        with torch.no_grad():
+            model(x[mine])
+
+
 def mixed_precision(rank: int, folder: Path) -> dict[str, Any]:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -265,6 +286,7 @@ JOBS: dict[str, dict[str, Callable[[int, Path], Any]]] = {
         "by scope": shards_by_scope,
         "tensor parallel": tensor_parallel,
         "mixed precision": mixed_precision,
+        "gathered": gathered_weights,
         "refusals": refusals_of_shards,
         "checkpoints": checkpoints,
     },
@@ -462,6 +484,13 @@ def test_shards_computed_in_bfloat16_stay_near(name: str, shards: list[Any]) -> 
     assert all(torch.equal(a, b) for a, b in zip(first, second))
     for a, b in zip(first, shards[0]["by scope"]["batch"][name]):
         assert (a - b).norm() < 0.05 * b.norm()
+
+
+def test_weights_gathered_by_a_forward_alone_are_gathered_anew(shards: list[Any]) -> None:
+    model = net()
+    forward_then_center(model, slice(None))
+    for each in shards:
+        assert_close(each["gathered"], weights(model))
 
 
 def test_what_would_go_wrong_silently_with_shards_is_refused(shards: list[Any]) -> None:
