@@ -57,6 +57,7 @@ torch.nn.init.normal_(other[3].weight)
         "docs/crsam.md",
         "docs/measuring.md",
         "docs/landscapes.md",
+        "docs/precision.md",
     ],
 )
 def test_snippets_run_in_order(page: str) -> None:
@@ -109,6 +110,25 @@ Ascent.registered.pop("Sign")
 def test_quickstart_runs() -> None:
     out = run("examples/quickstart.py", "--seeds", "1", "--epochs", "1")
     assert re.search(r"CR-SAM +\d+\.\d", out)
+
+
+@pytest.mark.parametrize("options", [[], ["--dtype", "bfloat16", "--scope", "micro"]])
+def test_the_example_of_precision_runs(options: list[str]) -> None:
+    out = run("examples/precision.py", "--epochs", "2", *options)
+    first, second = (float(loss) for loss in re.findall(r"loss (\d\.\d+)", out))
+    assert second < first
+    assert ("0 steps skipped" in out) == bool(options)
+
+
+def test_the_example_of_several_processes_goes_on_alone(tmp_path: Path) -> None:
+    options = ["examples/distributed.py", "--epochs", "1", "--checkpoint", str(tmp_path / "run")]
+    two = run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options)
+    one = run(*options)
+    before, after = (
+        re.findall(rf"loss (\d\.\d+) after {steps} steps", out)
+        for steps, out in ((28, two), (56, one))
+    )
+    assert float(after[0]) < float(before[0])
 
 
 def test_tables_are_those_of_the_results() -> None:

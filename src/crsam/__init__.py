@@ -1,7 +1,7 @@
 """Curvature Regularized Sharpness-Aware Minimization, and the family it belongs to."""
 
 from crsam.losses import MESA, SAF
-from crsam.optim.closure import PerSample
+from crsam.optim.closure import MicroBatches, PerSample
 from crsam.optim.methods import (
     AESAM,
     ASAM,
@@ -37,6 +37,7 @@ __all__ = [
     "FriendlySAM",
     "GradientNormPenalty",
     "LookSAM",
+    "MicroBatches",
     "PerSample",
     "SharpnessAware",
     "make",

@@ -2,7 +2,8 @@
 
 A list stands for one long vector (all parameters, or all their gradients). Functions whose name
 ends in ``_`` work in place on their first argument and return it. Nothing here waits for the
-device: every number that depends on the data stays a 0-d tensor.
+device: every number that depends on the data stays a 0-d tensor. Of tensors that are spread over
+processes, each works on its own part; norms and products are those of the whole.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+from crsam import _sharded
+from crsam._sharded import local
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -73,27 +77,27 @@ def copied(tensors: Tensors) -> Tensors:
 def copy_(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Tensors:
     out = list(tensors)
     if out:  # torch refuses empty lists
-        torch._foreach_copy_(out, list(others))
+        torch._foreach_copy_(local(out), local(others))
     return out
 
 
 def scale_(tensors: Tensors, by: Scale) -> Tensors:
     if torch.compiler.is_compiling():
         return list(torch._foreach_mul(tensors, by))
-    torch._foreach_mul_(tensors, by)
+    torch._foreach_mul_(local(tensors), by)
     return tensors
 
 
 def add_(tensors: Tensors, others: Sequence[Tensor], times: float = 1.0) -> Tensors:
     if torch.compiler.is_compiling():
         return list(torch._foreach_add(tensors, list(others), alpha=times))
-    torch._foreach_add_(tensors, list(others), alpha=times)
+    torch._foreach_add_(local(tensors), local(others), alpha=times)
     return tensors
 
 
 def multiply_(tensors: Tensors, others: Sequence[Tensor]) -> Tensors:
     """Element by element."""
-    torch._foreach_mul_(tensors, list(others))
+    torch._foreach_mul_(local(tensors), local(others))
     return tensors
 
 
@@ -105,7 +109,11 @@ def mix_(a: Tensors, b: Tensors, weight: Scale) -> Tensors:
 def norms(tensors: Sequence[Tensor]) -> Tensor:
     """The L2 norm of each tensor, as one vector."""
     wide = wide_dtype(tensors)
-    return torch.stack(list(torch._foreach_norm(list(tensors), 2, dtype=wide)))
+    own = torch.stack(list(torch._foreach_norm(local(tensors), 2, dtype=wide)))
+    if not any(map(_sharded.is_sharded, tensors)):
+        return own
+    # In float64, where the square of no float32 overflows or vanishes.
+    return _sharded.sum_over_parts(own.double().square(), tensors).sqrt().to(wide)
 
 
 def norm(tensors: Sequence[Tensor]) -> Tensor:
@@ -113,9 +121,18 @@ def norm(tensors: Sequence[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(norms(tensors))
 
 
+def clip_(tensors: Tensors, max_norm: float) -> Tensor:
+    """Scales the whole down to a norm of `max_norm`, if it is above; returns the factor."""
+    length = norm(tensors)
+    factor = torch.where(length > max_norm, max_norm / length, 1.0)
+    scale_(tensors, factor)
+    return factor
+
+
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     wide = wide_dtype(a)
-    return torch.stack([(x.to(wide) * y).sum() for x, y in zip(a, b, strict=True)]).sum()
+    products = [(x.to(wide) * y).sum() for x, y in zip(local(a), local(b), strict=True)]
+    return _sharded.sum_over_parts(torch.stack(products), a).sum()
 
 
 def safe_reciprocal(x: Tensor) -> Tensor:
@@ -125,9 +142,22 @@ def safe_reciprocal(x: Tensor) -> Tensor:
 
 
 def top_mask(scores: Sequence[Tensor], count: int) -> Tensors:
-    """Boolean masks of the `count` largest entries over all of `scores` together."""
-    flat = torch.cat([s.reshape(-1) for s in scores])
+    """Boolean masks of the `count` largest entries over all of `scores` together.
+
+    Every process sees all scores, so that equals are told apart alike, however they are spread.
+    """
+    flat = torch.cat([_sharded.full(s).reshape(-1) for s in scores])
     mask = torch.zeros_like(flat, dtype=torch.bool)
     mask.index_fill_(0, flat.topk(count, sorted=False).indices, True)
     sizes = [s.numel() for s in scores]
-    return [m.view(s.shape) for m, s in zip(torch.split(mask, sizes), scores, strict=True)]
+    whole = (m.view(s.shape) for m, s in zip(torch.split(mask, sizes), scores, strict=True))
+    return [_sharded.laid_out_as(s, m) for m, s in zip(whole, scores)]
+
+
+def unscale_(tensors: Sequence[Tensor], inverse: Tensor, overflow: Tensor) -> None:
+    """Multiplies by `inverse` and sets `overflow` to 1 if any entry is not finite: one walk."""
+    alike: dict[torch.dtype, Tensors] = {}
+    for tensor in local(tensors):
+        alike.setdefault(tensor.dtype, []).append(tensor)
+    for some in alike.values():
+        torch._amp_foreach_non_finite_check_and_unscale_(some, overflow, inverse)

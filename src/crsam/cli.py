@@ -313,7 +313,7 @@ def figures(
 def report(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[RUN]...", help="Runs, comparisons, or folders of such."),
+        typer.Argument(metavar="RUN", help="Runs, comparisons, or folders of such."),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path(
         "report.html"

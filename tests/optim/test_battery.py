@@ -323,34 +323,6 @@ def test_a_plain_closure_gives_the_same_as_a_per_sample_one(make: Maker) -> None
 
 
 @every_method
-def test_accumulating_in_the_closure_equals_the_whole_batch(make: Maker) -> None:
-    """Four micro-batches in one closure; no batch norm or dropout, which see micro-batches."""
-    x, y = torch.randn(16, 5, dtype=torch.float64), torch.randint(2, (16,))
-    models = []
-    for parts in (1, 4):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2)).double()
-        opt = make(SGD(model.parameters(), lr=0.1))
-        if any(p.needs_samples for p in (opt.ascent, opt.objective, opt.schedule)):
-            pytest.skip("looks at single samples")
-
-        def closure(parts: int = parts, model: nn.Module = model) -> Tensor:
-            model.zero_grad()
-            total = torch.zeros((), dtype=torch.float64)
-            for xs, ys in zip(x.chunk(parts), y.chunk(parts)):
-                loss = problems.cross_entropy(model(xs), ys).mean() / parts
-                loss.backward()
-                total += loss.detach()
-            return total
-
-        for _ in range(5):
-            opt.step(closure)
-        models.append(model)
-    for a, b in zip(models[0].parameters(), models[1].parameters()):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
-
-
-@every_method
 def test_clipping_bounds_the_surrogate_and_nothing_before_it(make: Maker) -> None:
     (x, y), *_ = problems.batches(1)
     grads: list[list[Tensor]] = []

@@ -212,7 +212,7 @@ def test_random_direction_has_the_length_of_the_offset() -> None:
 
     opt = SharpnessAware(net.sgd(), Adaptive(0.5), Curvature(direction="random"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("crsam.optim.sharpness.ClosureProbe", Spy)
+        patch.setattr("crsam.optim.surrogate.ClosureProbe", Spy)
         opt.step(net.samples())
     assert lengths == pytest.approx([0.0, lengths[1], lengths[1], lengths[1]])
 

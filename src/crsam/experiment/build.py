@@ -96,8 +96,11 @@ def build_step(
         )
     norm, params = train.clip_norm, list(model.parameters())
     clips = norm is not None and not isinstance(optimizer, crsam.SharpnessAware)
+    wrapped = world.wrap(model)
+    if isinstance(optimizer, crsam.SharpnessAware):
+        optimizer.model = wrapped  # its scope may ask that gradients stay where they are
     eager = EagerStep(
-        world.wrap(model),
+        wrapped,
         optimizer,
         autocast=autocast_of(recipe),
         accumulate=train.accumulate,

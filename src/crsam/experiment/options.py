@@ -16,8 +16,8 @@ from crsam.errors import unknown
 from crsam.experiment.values import RecipeError, Table, fitted, unknown_key
 from crsam.optim import methods
 
-_FILLED_IN = {"in_channels", "model", "seed", "max_norm"}
-"""Arguments that follow from the rest of the recipe: images, model, seed, ``train.clip_norm``."""
+_FILLED_IN = {"group", "in_channels", "model", "seed", "max_norm"}
+"""Arguments that follow from the rest: processes, images, model, seed, ``train.clip_norm``."""
 
 _REFUSED = {
     "lbfgs": "it calls for the loss many times a step, and is not made for mini-batches",

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
-from torch.optim import Optimizer
+from torch import nn
+from torch.amp import GradScaler
+from torch.optim import LBFGS, Optimizer
 
+from crsam.errors import UserError
 from crsam.optim.ascent import Ascent
-from crsam.optim.closure import PerSample
+from crsam.optim.closure import Divisible, PerSample
+from crsam.optim.functional import Functional
 from crsam.optim.objective import Objective
-from crsam.optim.part import Part
+from crsam.optim.parallel import Scope
+from crsam.optim.part import Part, at_least, non_negative, one_of
 from crsam.optim.probe import Closure
 from crsam.optim.schedule import Schedule
 
@@ -34,6 +39,16 @@ def check_base(base: Any, wrapper: type[Optimizer]) -> None:
         raise ValueError("complex parameters are not supported: use torch.view_as_real")
 
 
+def check_options(warmup: Any, seed: Any, scope: Any, max_norm: float | None, model: Any) -> None:
+    at_least("warmup", warmup, 0)
+    at_least("seed", seed, 0)
+    one_of("scope", scope, get_args(Scope))
+    if max_norm is not None:
+        non_negative("max_norm", max_norm)
+    if model is not None and not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+
+
 def check_parts(ascent: Ascent, objective: Objective, schedule: Schedule) -> None:
     for part, kind in ((ascent, Ascent), (objective, Objective), (schedule, Schedule)):
         if not isinstance(part, kind):
@@ -49,12 +64,12 @@ def check_parts(ascent: Ascent, objective: Objective, schedule: Schedule) -> Non
         raise ValueError(reason)
 
 
-def checked_closure(closure: Any, method: str, parts: tuple[Part, ...]) -> Closure | PerSample:
+def checked_closure(closure: Any, method: str, parts: tuple[Part, ...]) -> Closure | Divisible:
     """The closure, if `parts` can work with it."""
     if not callable(closure):
         raise TypeError(
             f"{method}.step needs a closure that computes the loss, calls loss.backward() and "
-            "returns the loss: opt.step(closure)"
+            "returns the loss: opt.step(closure), or opt.step(closure, scaler=scaler) for fp16"
         )
     for part in parts:
         if part.needs_samples and not isinstance(closure, PerSample):
@@ -64,3 +79,29 @@ def checked_closure(closure: Any, method: str, parts: tuple[Part, ...]) -> Closu
                 "where losses(part) returns the loss of each sample in `part`"
             )
     return closure
+
+
+def pieces_of(closure: Closure | Divisible, scope: Scope) -> list[tuple[float, Any]]:
+    """The closures that climb each on its own, with their weights: one, or the micro-batches."""
+    if scope != "micro":
+        return [(1.0, closure)]
+    if not isinstance(closure, Divisible):
+        raise TypeError(
+            "scope='micro' climbs with each micro-batch, which a plain closure cannot tell apart: "
+            "use opt.step(crsam.MicroBatches(loss_of, batches))"
+        )
+    return list(closure.pieces())
+
+
+def usable(scaler: Any, base: Optimizer, closure: Closure | Divisible) -> GradScaler | None:
+    """The scaler, if it scales and the step can work with it."""
+    if scaler is None:
+        return None
+    if not isinstance(scaler, GradScaler):
+        raise UserError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
+    if not scaler.is_enabled():
+        return None
+    if isinstance(base, LBFGS) or isinstance(closure, Functional):
+        what = "an L-BFGS base" if isinstance(base, LBFGS) else "a Functional"
+        raise UserError(f"{what} cannot go with a scaler: use bfloat16, which needs none")
+    return scaler

@@ -18,6 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from crsam import _tensors as tn
 from crsam._tensors import Scale, Tensors
+from crsam.optim.closure import Selection
 from crsam.optim.probe import Evaluation, Offset, as_scalar
 from crsam.optim.replay import Replay
 
@@ -207,7 +208,7 @@ class FunctionalProbe:
     def fisher(self, num_samples: int) -> Tensors:
         raise TypeError("a Functional cannot tell samples apart: use crsam.PerSample")
 
-    def on(self, part: Tensor) -> FunctionalProbe:
+    def on(self, part: Selection) -> FunctionalProbe:
         raise TypeError("a Functional cannot tell samples apart: use crsam.PerSample")
 
 

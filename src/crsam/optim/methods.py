@@ -19,6 +19,7 @@ from crsam.optim.ascent import (
     RandomTensors,
 )
 from crsam.optim.objective import Curvature, GradientNorm, SurrogateGap, Weighted
+from crsam.optim.parallel import Scope
 from crsam.optim.part import non_negative, one_of, share
 from crsam.optim.radius import FollowLearningRate
 from crsam.optim.schedule import ByGradientNorm, EveryK, PartOfBatch
@@ -31,6 +32,8 @@ class Options(TypedDict, total=False):
     max_norm: float | None
     model: nn.Module | None
     seed: int
+    scope: Scope
+    group: Any
 
 
 class Common(Options, total=False):
@@ -300,7 +303,7 @@ def options(name: str) -> dict[str, Any]:
 
     Example:
         >>> list(options("sam"))
-        ['rho', 'max_norm', 'model', 'seed', 'warmup']
+        ['rho', 'max_norm', 'model', 'seed', 'scope', 'group', 'warmup']
     """
     found = arguments(named("method", name, _METHODS))
     del found["base"]

@@ -7,6 +7,7 @@ from abc import ABC
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 
@@ -36,6 +37,10 @@ class Part(ABC):  # noqa: B024
     def check(self, name: str, value: Any) -> None:
         """Raises ValueError unless `value` is allowed for the hyper-parameter `name`."""
         non_negative(name, value)
+
+    def fresh(self, p: Tensor) -> Tensor:
+        """What stands for having nothing to remember of a parameter yet."""
+        return torch.zeros_like(p)
 
 
 class Registered(Part):

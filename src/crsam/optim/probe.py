@@ -7,17 +7,20 @@ closure does: it moves the weights, calls the closure and puts the weights back 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from crsam import _sharded
 from crsam import _tensors as tn
 from crsam._tensors import Scale, Tensors
-from crsam.optim.closure import PerSample
+from crsam.optim.closure import Divisible, PerSample, Selection
+from crsam.optim.parallel import Parallel
 from crsam.optim.replay import Replay
+from crsam.optim.scaling import Unscaling
 
 Closure = Callable[[], Tensor | float]
 
@@ -72,8 +75,8 @@ class Probe(Protocol):
     def fisher(self, num_samples: int) -> Tensors:
         """The sum of the squared gradients of the first `num_samples` samples' losses at ``w``."""
 
-    def on(self, part: Tensor) -> Probe:
-        """The same probe, looking only at the samples with these indices."""
+    def on(self, part: Selection) -> Probe:
+        """The same probe, looking only at these samples."""
 
 
 class ClosureProbe:
@@ -83,19 +86,25 @@ class ClosureProbe:
         closure: Computes the loss, calls ``backward`` and returns the loss.
         params: The parameters to move and whose gradients to collect.
         replay: Gives every pass the random numbers and buffers of the first.
+        parallel: How the model is spread over processes; None: it is not.
+        unscaling: Undoes the scale of gradients that were scaled for fp16.
         part: The samples to look at; the closure must then be a `PerSample`.
     """
 
     def __init__(
         self,
-        closure: Closure | PerSample,
+        closure: Closure | Divisible,
         params: Sequence[nn.Parameter],
         replay: Replay,
-        part: Tensor | None = None,
+        parallel: Parallel | None = None,
+        unscaling: Unscaling | None = None,
+        part: Selection | None = None,
     ) -> None:
         self.closure = closure
         self.params = list(params)
         self.replay = replay
+        self.parallel = parallel or Parallel(None, [], "batch", None)
+        self.unscaling = unscaling
         self.part = part
         self.seen: set[int] = set()
         """Positions of the parameters that had a gradient in any pass."""
@@ -103,22 +112,33 @@ class ClosureProbe:
         """Positions of those whose gradients came sparse, with the number of sparse dimensions."""
         self._saved: Tensors = []  # the weights, once a pass has moved them
 
-    def on(self, part: Tensor) -> ClosureProbe:
-        narrowed = ClosureProbe(self.closure, self.params, self.replay, part)
+    def on(self, part: Selection) -> ClosureProbe:
+        narrowed = ClosureProbe(
+            self.closure, self.params, self.replay, self.parallel, self.unscaling, part
+        )
         narrowed.seen, narrowed.sparse_dims = self.seen, self.sparse_dims
         return narrowed
 
     def __call__(self, offset: Offset | None = None, *, last: bool = False) -> Evaluation:
         for p in self.params:
             p.grad = None
-        with self._moved(offset, last), self.replay.one_pass(), torch.enable_grad():
-            if isinstance(self.closure, PerSample):
-                losses = self.closure.backward(self.part)
-                loss: Tensor | float | None = losses.mean()
-            else:
-                losses = None
-                loss = self.closure()
+        quiet = self.parallel.quiet() if self.parallel.climbs_alone else nullcontext()
+        with self._moved(offset, last), self.replay.one_pass(), quiet, torch.enable_grad():
+            loss, losses = self._backward()
         return Evaluation(as_scalar(loss), self._collect(copy=not last), losses)
+
+    def _backward(self) -> tuple[Tensor | float, Tensor | None]:
+        if not isinstance(self.closure, Divisible):
+            return self.closure(), None
+        return self.closure.backward(self.part, self._scaled, self.parallel.quiet)
+
+    def _scaled(self, loss: Tensor) -> Tensor:
+        return loss if self.unscaling is None else self.unscaling.scaler.scale(loss)
+
+    def _unscaled(self, grads: Tensors) -> Tensors:
+        if self.unscaling is not None:
+            self.unscaling(grads)
+        return grads
 
     def both(self, offset: Offset) -> tuple[Evaluation, Evaluation]:
         return self(offset), self(-offset, last=True)
@@ -126,24 +146,53 @@ class ClosureProbe:
     def losses(self, offset: Offset | None = None) -> Tensor:
         assert isinstance(self.closure, PerSample)
         with self._moved(offset), self.replay.one_pass(), torch.no_grad():
-            return self.closure.losses(self.part).clone()
+            return self.closure.all_losses(self.part).clone()
 
     def fisher(self, num_samples: int) -> Tensors:
         assert isinstance(self.closure, PerSample)
-        count = min(num_samples, self.closure.num_samples)
-        first = torch.arange(count, device=self.params[0].device)
+        ranks = self.parallel.of_a_pass
+        owned = ranks.counts(self.closure.num_samples, self.params[0].device)
+        own = range(sum(owned[: ranks.rank]), sum(owned[: ranks.rank + 1]))
+        wanted = range(min(num_samples, sum(owned)))
+        mine = [i - own.start for i in wanted if i in own]
+        # Of no sample there is no forward, and the others wait for this one's.
+        asked = torch.tensor(mine or [0], device=self.params[0].device)
         total: Tensors = [torch.zeros_like(p) for p in self.params]
-        with self.replay.one_pass(), torch.enable_grad():
-            for i, loss in enumerate(self.closure.losses(first), start=1):
+        with self.replay.one_pass(), torch.enable_grad(), self.parallel.quiet():
+            losses = self.closure.losses(asked)
+            if self.parallel.is_sharded:
+                for i in wanted:
+                    # The mean over all processes, of which but one has the sample.
+                    weight = float(ranks.size) if i in own else 0.0
+                    loss = losses[i - own.start if i in own else 0] * weight
+                    self._add_square(total, loss, more=i + 1 < len(wanted))
+                return total
+            for i in range(len(mine)):
                 grads = torch.autograd.grad(
-                    loss, self.params, retain_graph=i < count, materialize_grads=True
+                    self._scaled(losses[i]),
+                    self.params,
+                    retain_graph=i + 1 < len(mine),
+                    materialize_grads=True,
                 )
-                tn.add_(total, [g.square() for g in grads])  # they may share memory
-        return total
+                own_grads = tn.clone(grads)  # they may share memory
+                tn.add_(total, [g.square_() for g in self._unscaled(own_grads)])
+        return ranks.sum_(total)
+
+    def _add_square(self, total: Tensors, loss: Tensor, more: bool) -> None:
+        """Of a gradient that only ``backward`` brings back to where its parts are kept."""
+        for p in self.params:
+            p.grad = None
+        self._scaled(loss).backward(retain_graph=more)  # type: ignore[no-untyped-call]
+        for t, p in zip(total, self.params):
+            if p.grad is not None:
+                (grad,) = self._unscaled([_sharded.laid_out_as(p, p.grad)])
+                t += grad.square()
+            p.grad = None
 
     @contextmanager
     def _moved(self, offset: Offset | None, last: bool = False) -> Iterator[None]:
         torch.clear_autocast_cache()  # or a pass would see the last one's weights, cast to bf16
+        self.parallel.forget_gathered()
         if offset is None:
             yield
             return
@@ -159,6 +208,7 @@ class ClosureProbe:
         finally:
             tn.copy_(moved, saved)
             torch.clear_autocast_cache()
+            self.parallel.forget_gathered()
 
     def _collect(self, copy: bool) -> Tensors:
         """The gradients; copies of them where later passes may write over the same memory."""
@@ -177,7 +227,8 @@ class ClosureProbe:
             if g.is_sparse:
                 self.sparse_dims[i] = g.sparse_dim()
                 g = g.to_dense()
-            dense.append(g)
+            dense.append(_sharded.laid_out_as(p, g))
+        self._unscaled(dense)
         return tn.clone(dense) if copy else dense
 
 
@@ -192,5 +243,6 @@ def as_scalar(loss: Tensor | float | None) -> Tensor:
             f"the closure returned a loss of shape {tuple(loss.shape)}: it must be one number, "
             "such as the mean over the batch"
         )
+    loss = _sharded.full(loss)
     # A copy: a closure may return the same accumulator in every pass.
     return loss.detach().reshape(()).to(tn.wide_dtype([loss]), copy=True)

@@ -25,10 +25,16 @@ class Replay:
     torch's batch norm writes them past the counter.
 
     Gradients of parameters of `model` that another optimizer trains are the first pass's too.
+
+    With `undoes`, what the first pass did to the buffers can be undone.
     """
 
-    def __init__(self, params: Sequence[Tensor], model: nn.Module | None) -> None:
+    def __init__(
+        self, params: Sequence[Tensor], model: nn.Module | None, undoes: bool = False
+    ) -> None:
         self.model = model
+        self.undoes = undoes
+        self.before: list[tuple[nn.Module, str, Tensor, Tensor]] = []
         self.devices = sorted({p.device for p in params if p.device.type != "cpu"}, key=str)
         self.start: list[Tensor] | None = None
         self.moved: list[tuple[nn.Module, str, Tensor]] = []
@@ -42,6 +48,12 @@ class Replay:
     def one_pass(self) -> Iterator[None]:
         if self.start is None:
             self.start = self._random_states()
+            if self.undoes:
+                self.before = [
+                    (m, name, b, b.clone())
+                    for m in self._modules()
+                    for name, b in m.named_buffers(recurse=False)
+                ]
             before = {id(b): b._version for m in self._modules() for b in m.buffers(False)}
             yield
             for module in self._modules():
@@ -67,6 +79,17 @@ class Replay:
                     p.grad = grad
                 else:
                     p.grad.copy_(grad)
+
+    def undo(self) -> None:
+        """Puts the buffers back as they were before the first pass."""
+        for module, name, buffer, _ in self.before:
+            module._buffers[name] = buffer
+        tn.copy_([b for _, _, b, _ in self.before], [value for *_, value in self.before])
+
+    def rewind(self) -> None:
+        """Puts the generators back as they were before the first pass."""
+        assert self.start is not None
+        self._set_random_states(self.start)
 
     def _modules(self) -> Iterator[nn.Module]:
         return self.model.modules() if self.model is not None else iter(())

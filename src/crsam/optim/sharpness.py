@@ -7,22 +7,29 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch.amp import GradScaler
+from torch.optim import LBFGS, SGD, Optimizer
 
 from crsam import _tensors as tn
-from crsam._tensors import Tensors
 from crsam.optim.ascent import Ascent
-from crsam.optim.checkpoint import PREFIX, merged, parted
-from crsam.optim.checks import check_base, check_parts, checked_closure
-from crsam.optim.closure import PerSample
-from crsam.optim.functional import Functional, FunctionalProbe
+from crsam.optim.checkpoint import PREFIX, completed, merged, only_makes_state, parted
+from crsam.optim.checks import (
+    check_base,
+    check_options,
+    check_parts,
+    checked_closure,
+    pieces_of,
+    usable,
+)
+from crsam.optim.closure import Divisible
 from crsam.optim.objective import Objective, WorstCase
-from crsam.optim.part import Part, at_least, non_negative
-from crsam.optim.probe import Closure, ClosureProbe
+from crsam.optim.parallel import Parallel, Scope
+from crsam.optim.probe import Closure
 from crsam.optim.radius import FollowLearningRate, warmup_factor
-from crsam.optim.replay import Replay
+from crsam.optim.scaling import Unscaling, new_witness
 from crsam.optim.schedule import EveryStep, Schedule
 from crsam.optim.step import Step
+from crsam.optim.surrogate import Passes
 
 
 class SharpnessAware(Optimizer):
@@ -44,8 +51,12 @@ class SharpnessAware(Optimizer):
         warmup: Steps over which ``rho`` rises from 0 to its value; 0: none.
         follow: Makes ``rho`` follow the learning rate.
         max_norm: Clips the surrogate gradient to this norm before the base optimizer sees it.
-        model: The model; with it, batch-norm statistics move once a step, in the first pass.
+        model: The model, as wrapped for several processes; with it, batch-norm statistics move once
+            a step, in the first pass.
         seed: Of the methods' own random draws.
+        scope: Whose gradient the perturbation follows: that of the whole batch (``"batch"``), of
+            this process's share of it (``"rank"``), or of each micro-batch (``"micro"``: m-SAM).
+        group: The processes that share a batch; None: as the model says, or all there are.
 
     Raises:
         ValueError: For a value that is not allowed, or parts that cannot go together.
@@ -85,22 +96,21 @@ class SharpnessAware(Optimizer):
         max_norm: float | None = None,
         model: nn.Module | None = None,
         seed: int = 0,
+        scope: Scope = "batch",
+        group: Any = None,
     ) -> None:
         objective, schedule = objective or WorstCase(), schedule or EveryStep()
         check_base(base, SharpnessAware)
         check_parts(ascent, objective, schedule)
-        at_least("warmup", warmup, 0)
-        at_least("seed", seed, 0)
-        if max_norm is not None:
-            non_negative("max_norm", max_norm)
-        if model is not None and not isinstance(model, nn.Module):
-            raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        check_options(warmup, seed, scope, max_norm, model)
 
         self.base = base
         self.ascent, self.objective, self.schedule = ascent, objective, schedule
         self.warmup, self.follow, self.max_norm = warmup, follow, max_norm
         self.model, self.seed = model, seed
+        self.scope, self.group = scope, group
         self.report = {}
+        self._witness: SGD | None = None
         self._memory: dict[nn.Parameter, dict[str, Tensor]] = {}
         self._values: Callable[[dict[str, Any], str], Tensor] | None = None  # see `Captured`
         self._keys = {
@@ -110,11 +120,11 @@ class SharpnessAware(Optimizer):
         }
         self._hyper = {self._keys[n]: getattr(part, n) for part in self._parts for n in part.hyper}
         self._numbers = {PREFIX + n: 0.0 for part in self._parts for n in part.numbers}
-        for group in base.param_groups:
-            if self._counter in group:  # left by an earlier wrapper of the same base
+        for params in base.param_groups:
+            if self._counter in params:  # left by an earlier wrapper of the same base
                 for key in (self._counter, PREFIX + "lr_max", *self._hyper, *self._numbers):
-                    group.pop(key, None)
-            self._check_group(group)
+                    params.pop(key, None)
+            self._check_group(params)
         state = base.state  # torch's constructor starts afresh; a base may have state already
         super().__init__(list(base.param_groups), {**base.defaults, **self._hyper})
         base.state = state
@@ -138,7 +148,7 @@ class SharpnessAware(Optimizer):
         self.base.state = state
 
     @property
-    def _parts(self) -> tuple[Part, Part, Part]:
+    def _parts(self) -> tuple[Ascent, Objective, Schedule]:
         return (self.ascent, self.objective, self.schedule)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -162,13 +172,17 @@ class SharpnessAware(Optimizer):
     # One step
 
     @torch.no_grad()
-    def step(self, closure: Closure | PerSample | None = None) -> Tensor:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, closure: Closure | Divisible | None = None, *, scaler: GradScaler | None = None
+    ) -> Tensor:
         """Takes one step of the base optimizer along the method's surrogate gradient.
 
         Args:
             closure: Computes the loss of the batch, calls ``backward`` and returns the loss; a
-                `PerSample` where the method looks at single samples. It is called as often as the
-                method needs, always on the same batch.
+                `PerSample` where the method looks at single samples; `MicroBatches` to accumulate.
+                It is called as often as the method needs, always on the same batch.
+            scaler: For fp16. A plain closure calls ``scaler.scale(loss).backward()`` and returns
+                the loss itself. Call ``scaler.update()`` after the step, as ever.
 
         Returns:
             The loss at the weights before the step, whatever the method.
@@ -178,26 +192,36 @@ class SharpnessAware(Optimizer):
             RuntimeError: If the closure leaves no gradient or returns no single number.
 
         If the closure raises, weights, base state and method state are as before the step (of an
-        L-BFGS base, weights and method state).
+        L-BFGS base, weights and method state). So they are, and the buffers of `model`, if a scaled
+        gradient overflows in any pass: the report's ``overflow`` is then 1.
         """
+        if closure is None and only_makes_state(self.base):
+            return self._make_state()
         closure = checked_closure(closure, type(self).__name__, self._parts)
-        step, loss = self._take(closure)
-        self._commit(step)
+        step, loss = self._take(closure, usable(scaler, self.base, closure))
+        if step.is_skipped:
+            self.report = step.report
+        else:
+            self._commit(step)
         return loss
 
-    def _take(self, closure: Closure | PerSample) -> tuple[Step, Tensor]:
+    def _take(
+        self, closure: Closure | Divisible, scaler: GradScaler | None = None
+    ) -> tuple[Step, Tensor]:
         """All of a step that happens on the device."""
         if isinstance(self.base, LBFGS):
             step, loss = self._step_lbfgs(closure)
         else:
-            step, loss = self._evaluate(closure)
+            step, loss = self._evaluate(closure, scaler)
+            if step.is_skipped:
+                return step, loss
             self.base.step()
         if step.direct is not None:
             for p, group, move in zip(step.params, step.groups, step.direct, strict=True):
                 p.sub_(move * group["lr"])
         return step, loss
 
-    def _step_lbfgs(self, closure: Closure | PerSample) -> tuple[Step, Tensor]:
+    def _step_lbfgs(self, closure: Closure | Divisible) -> tuple[Step, Tensor]:
         """L-BFGS asks for loss and gradient at points of its own choosing, so it gets a closure."""
         steps: list[Step] = []
 
@@ -218,57 +242,46 @@ class SharpnessAware(Optimizer):
         step.report["loss"] = torch.as_tensor(loss)
         return step, step.report["loss"]
 
-    def _evaluate(self, closure: Closure | PerSample) -> tuple[Step, Tensor]:
+    def _evaluate(
+        self, closure: Closure | Divisible, scaler: GradScaler | None = None
+    ) -> tuple[Step, Tensor]:
         """All passes of a step: puts the surrogate gradient into ``.grad``; moves nothing."""
-        step = self._new_step()
         for p in self._all_params():  # of parameters frozen since their last step, too
             p.grad = None
-        probe: ClosureProbe | FunctionalProbe
-        if isinstance(closure, Functional):
-            probe = FunctionalProbe(closure, step.params)
-        else:
-            probe = ClosureProbe(closure, step.params, Replay(step.params, self.model))
-        center = probe()
-        loss = center.loss
-        step.grad_norm = tn.norm(center.grads)
-        step.report |= {"loss": loss.clone(), "grad_norm": step.grad_norm}
-        if self.schedule.pays(step):
-            offset = self.ascent(step, center, probe)
-            g_0 = tn.clone(center.grads) if self.schedule.reuses else []
-            part = self.schedule.part(step, center, offset, probe)
-            looking = probe if part is None else probe.on(part)
-            if part is not None and self.objective.uses_center:
-                center = looking()
-            elif part is not None and center.losses is not None:
-                center = center._replace(loss=center.losses[part].mean())
-            if not self.objective.uses_center:
-                center = center._replace(grads=[])
-            surrogate = self.objective(step, center, offset, looking)
-            surrogate = self.schedule.paid(step, g_0, surrogate)
-        else:
-            surrogate = self.schedule.unpaid(step, center.grads)
+        unscaling = None if scaler is None else Unscaling(scaler, self._trained_params())
+        passes = Passes(self._parts, self.model, unscaling)
+        step, loss, surrogate = passes(pieces_of(closure, self.scope), self._new_step)
+        if unscaling is not None:
+            self._witness = self._witness or new_witness(step.params[0].device)
+            step.report["overflow"] = unscaling.conclude(step.parallel.everyone, self._witness)
+            step.is_skipped = step.report["overflow"].item() > 0  # the one wait for the device
+        if step.is_skipped:
+            passes.undo()
+            self.zero_grad()
+            return step, loss
         if self.max_norm is not None:
-            length = tn.norm(surrogate)
-            step.report["clip_scale"] = torch.where(
-                length > self.max_norm, self.max_norm / length, 1.0
-            )
-            tn.scale_(surrogate, step.report["clip_scale"])
-        self._write_gradients(probe, surrogate)
+            step.report["clip_scale"] = tn.clip_(surrogate, self.max_norm)
+        passes.write(step.params, surrogate)
         return step, loss
 
-    def _new_step(self) -> Step:
+    def _new_step(self, leader: Step | None = None) -> Step:
         pairs = [(p, g) for g in self.param_groups for p in g["params"] if p.requires_grad]
         if not pairs:
             raise RuntimeError("no parameter of this optimizer requires a gradient")
         first = self.param_groups[0]
+        params = [p for p, _ in pairs]
         return Step(
-            params=[p for p, _ in pairs],
+            params=params,
             groups=[g for _, g in pairs],
             values=self._values or self._value,
             memory=self._memory,
             numbers={n: first[PREFIX + n] for part in self._parts for n in part.numbers},
             count=first[self._counter],
             seed=self.seed,
+            parallel=leader.parallel
+            if leader is not None
+            else Parallel(self.model, params, self.scope, self.group),
+            leader=leader,
         )
 
     def _value(self, group: dict[str, Any], name: str) -> float | Tensor:
@@ -279,16 +292,6 @@ class SharpnessAware(Optimizer):
                 value = self.follow(value, group["lr"], lr_max)
             value = value * warmup_factor(group[self._counter], self.warmup)
         return value
-
-    @staticmethod
-    def _write_gradients(probe: ClosureProbe | FunctionalProbe, surrogate: Tensors) -> None:
-        for i, (p, s) in enumerate(zip(probe.params, surrogate, strict=True)):
-            if i not in probe.seen:
-                p.grad = None
-            elif i in probe.sparse_dims:
-                p.grad = s.to_sparse(probe.sparse_dims[i])
-            else:
-                p.grad = s
 
     def _commit(self, step: Step) -> None:
         for name, tensors in step.kept.items():
@@ -308,7 +311,15 @@ class SharpnessAware(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The base optimizer's state dict, with the method's state beside the base's."""
-        return merged(self.base.state_dict(), self._all_params(), self._memory)
+        has_any = bool(self._memory or self.state)
+        memory = completed(self._memory, self._trained_params(), self._parts) if has_any else {}
+        return merged(self.base.state_dict(), self._all_params(), memory)
+
+    def _make_state(self) -> Tensor:
+        """What a first step would make, as ``torch.distributed.checkpoint`` wants to see it."""
+        self.base.step()
+        self._memory = completed(self._memory, self._trained_params(), self._parts)
+        return torch.zeros(())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes up a checkpoint of this method, of another one, or of the plain base optimizer.
@@ -320,7 +331,7 @@ class SharpnessAware(Optimizer):
         theirs, ours = parted(state_dict, names)
         self.base.load_state_dict(theirs)
         self._memory = {
-            p: {name: value.detach().to(p.device, copy=True) for name, value in entry.items()}
+            p: {name: value.detach().clone().to(p.device) for name, value in entry.items()}
             for p, entry in zip(self._all_params(), ours, strict=True)
             if entry
         }
@@ -333,9 +344,13 @@ class SharpnessAware(Optimizer):
     def _all_params(self) -> list[nn.Parameter]:
         return [p for group in self.param_groups for p in group["params"]]
 
+    def _trained_params(self) -> list[nn.Parameter]:
+        return [p for p in self._all_params() if p.requires_grad]
+
     def __getstate__(self) -> dict[str, Any]:
         # A learning-rate scheduler replaces `step` on the instance by a wrapper: not ours to keep.
-        return {k: v for k, v in self.__dict__.items() if k != "step"}
+        # Nor is a process group, which is of this process only.
+        return {k: v for k, v in self.__dict__.items() if k != "step"} | {"group": None}
 
     def __repr__(self) -> str:
         parts = ", ".join(map(repr, self._parts))

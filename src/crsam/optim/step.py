@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from crsam import _sharded
 from crsam import _tensors as tn
 from crsam._tensors import Scale, Tensors
 from crsam.optim.checkpoint import Memory
+from crsam.optim.parallel import Parallel
 
 
 class Step:
@@ -24,6 +26,9 @@ class Step:
         numbers: What earlier steps kept as plain numbers.
         count: How many steps were taken before.
         seed: Of the random draws.
+        parallel: How the model is spread over processes; None: it is not.
+        leader: Where each micro-batch climbs on its own, the step of the first one, whose decisions
+            hold for all.
     """
 
     def __init__(
@@ -35,10 +40,20 @@ class Step:
         numbers: Mapping[str, float],
         count: int,
         seed: int,
+        parallel: Parallel | None = None,
+        leader: Step | None = None,
     ) -> None:
         self.params = params
         self.groups = groups
         self.count = count
+        self.leader = leader
+        self.pays = True
+        """Whether the perturbed passes are taken."""
+        self.is_skipped = False
+        """Whether a scaled gradient overflowed."""
+        self.parallel = parallel or Parallel(None, [], "batch", None)
+        self.ranks = self.parallel.of_a_pass
+        """The processes whose samples the gradients of this step are of."""
         self.grad_norm: Tensor = torch.zeros(())
         """``‖g0‖``, once the first pass is done."""
         self.report: dict[str, Tensor] = {}
@@ -76,6 +91,10 @@ class Step:
         """Remember `tensors`, if the step succeeds."""
         self.kept[name] = tensors
 
+    def agreed(self, tensors: Tensors) -> Tensors:
+        """The first process's, where each has its own gradient and all must decide alike."""
+        return self.parallel.everyone.firsts_(tensors) if self.parallel.climbs_alone else tensors
+
     def generator(self, device: torch.device | str = "cpu", stream: int = 0) -> torch.Generator:
         """Random numbers of this very step: the same after a resume and on every rank.
 
@@ -87,11 +106,17 @@ class Step:
         return torch.Generator(device).manual_seed(seed % 2**63)
 
     def draw(self, kind: Callable[..., Tensor], stream: int = 0) -> Tensors:
-        """``torch.rand`` or ``torch.randn`` in the shape of the parameters."""
+        """``torch.rand`` or ``torch.randn`` in the shape of the parameters.
+
+        Of parameters spread over processes, each draws the whole and keeps its part: the draws do
+        not depend on how many processes there are.
+        """
         devices = {p.device for p in self.params}
         generators = {device: self.generator(device, stream) for device in devices}
         return [
-            kind(p.shape, dtype=p.dtype, device=p.device, generator=generators[p.device])
+            _sharded.laid_out_as(
+                p, kind(p.shape, dtype=p.dtype, device=p.device, generator=generators[p.device])
+            )
             for p in self.params
         ]
 

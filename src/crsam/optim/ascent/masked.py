@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from crsam import _tensors as tn
 from crsam._tensors import Tensors
@@ -43,19 +44,21 @@ class _Masked(Ascent):
     ) -> Tensors:
         """A new mask with `count` entries set; `old` is None where the mask is still full."""
 
+    def fresh(self, p: Tensor) -> Tensor:
+        return torch.ones_like(p, dtype=torch.bool)
+
     def __call__(self, step: Step, center: Evaluation, probe: Probe) -> Offset:
-        mask = step.recall("mask", _full)
+        mask = step.recall("mask", self.fresh)
         if mask is not None:
             mask = [m.bool() for m in mask]  # a plain optimizer's checkpoint makes numbers of it
         if step.count > 0 and step.count % self.period == 0:
-            count = round((1 - self.sparsity) * sum(p.numel() for p in step.params))
-            mask = self.renew(step, center, probe, mask, count)
+            if step.leader is None:
+                count = round((1 - self.sparsity) * sum(p.numel() for p in step.params))
+                mask = step.agreed(self.renew(step, center, probe, mask, count))
+            else:
+                mask = step.leader.kept["mask"]
             step.keep("mask", mask)
         scale = step.radius_over(step.grad_norm)
         if mask is None:
             return Offset(list(center.grads), scale)
         return Offset(tn.multiply_(tn.clone(center.grads), mask), scale)
-
-
-def _full(p: torch.Tensor) -> torch.Tensor:
-    return torch.ones_like(p, dtype=torch.bool)

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from crsam import _sharded
 from crsam import _tensors as tn
 from crsam.optim.ascent.base import Ascent
 from crsam.optim.probe import Evaluation, Offset, Probe
@@ -46,4 +47,5 @@ class Random(Ascent):
 def _filter_norms(weight: Tensor) -> Tensor:
     """The norm of each ``weight[i]``, or of the whole where it has at most one dimension."""
     dims = tuple(range(1, weight.ndim)) if weight.ndim > 1 else None
-    return torch.linalg.vector_norm(weight, dim=dims, keepdim=True)
+    norms = torch.linalg.vector_norm(weight, dim=dims, keepdim=True)
+    return _sharded.spread_along(weight, norms)

@@ -14,7 +14,6 @@ from crsam._tensors import Scale, Tensors
 from crsam.optim.objective.base import Objective
 from crsam.optim.part import non_negative, one_of
 from crsam.optim.probe import Evaluation, Offset, Probe
-from crsam.optim.ranks import mean_over_ranks
 from crsam.optim.step import Step, times
 
 
@@ -91,7 +90,7 @@ class Curvature(Objective):
         loss = center.loss
         if self.form == "log" or self.direction == "random":
             # They weigh gradients of the whole batch, so they must be those of the whole batch.
-            d_1, d_2, loss = mean_over_ranks(d_1, d_2, loss)
+            d_1, d_2, loss = step.ranks.mean(d_1, d_2, loss)
         step.report["loss_minus"] = down.loss
         step.report["curvature"] = d_2 / length.square()
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from crsam._tensors import Tensors
 from crsam.optim.ascent.base import Ascent
+from crsam.optim.closure import Selection
 from crsam.optim.objective.base import Objective
 from crsam.optim.part import Registered
 from crsam.optim.probe import Evaluation, Offset, Probe
@@ -23,8 +22,10 @@ class Schedule(Registered):
         """Whether this step takes the perturbed passes; the first pass is done."""
         return True
 
-    def part(self, step: Step, center: Evaluation, offset: Offset, probe: Probe) -> Tensor | None:
-        """The indices of the samples that the objective looks at; None for the whole batch."""
+    def part(
+        self, step: Step, center: Evaluation, offset: Offset, probe: Probe
+    ) -> Selection | None:
+        """The samples that the objective looks at; None for the whole batch."""
         return None
 
     @property

@@ -43,7 +43,8 @@ class ByGradientNorm(Schedule):
             at_least("total_steps", self.total_steps, 1)
 
     def pays(self, step: Step) -> bool:
-        squared = step.grad_norm.item() ** 2
+        (norm,) = step.agreed([step.grad_norm.clone()])
+        squared = norm.item() ** 2
         mean = self.decay * step.numbers["norm_mean"] + (1 - self.decay) * squared
         variance = step.numbers["norm_variance"]
         variance = self.decay * variance + (1 - self.decay) * (squared - mean) ** 2

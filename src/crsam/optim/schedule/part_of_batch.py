@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
+from crsam.optim.closure import Selection
 from crsam.optim.part import one_of, share
 from crsam.optim.probe import Evaluation, Offset, Probe
 from crsam.optim.schedule.base import Schedule
@@ -37,12 +37,23 @@ class PartOfBatch(Schedule):
         share("share", self.share)
         one_of("pick", self.pick, ("sharpest", "random"))
 
-    def part(self, step: Step, center: Evaluation, offset: Offset, probe: Probe) -> Tensor | None:
+    def part(
+        self, step: Step, center: Evaluation, offset: Offset, probe: Probe
+    ) -> Selection | None:
         assert center.losses is not None
         if self.pick == "sharpest":
-            score = probe.losses(offset) - center.losses
+            scores = step.ranks.gather(probe.losses(offset) - center.losses)
+            score, lengths = torch.cat(scores), [len(s) for s in scores]
         else:
             own = step.generator(center.losses.device, stream=2)
-            score = torch.rand(len(center.losses), device=own.device, generator=own)
+            lengths = step.ranks.counts(len(center.losses), own.device)
+            score = torch.rand(sum(lengths), device=own.device, generator=own)
         count = max(1, round(self.share * len(score)))
-        return score.topk(count).indices.sort().values
+        chosen = score.topk(count).indices.sort().values
+        weights = center.losses.new_full((count,), step.ranks.size / count)
+        if step.ranks.size == 1:
+            return Selection(chosen, weights)
+        # The batch is that of all ranks, one after the other; each looks at its own samples.
+        start = sum(lengths[: step.ranks.rank])
+        chosen = chosen[(chosen >= start) & (chosen < start + len(center.losses))] - start
+        return Selection(chosen, weights[: len(chosen)]).padded(1)
