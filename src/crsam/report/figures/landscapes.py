@@ -123,8 +123,9 @@ def side_by_side(shown: Sequence[Shown], scale: Scale) -> Any:
     from matplotlib.ticker import MaxNLocator
 
     count = len(shown)
-    norm = Normalize(*scale.seen(np.array([scale.low, scale.high])))
-    levels = MaxNLocator(12).tick_values(norm.vmin, norm.vmax)
+    low, high = scale.seen(np.array([scale.low, scale.high])).tolist()
+    norm = Normalize(low, high)
+    levels = np.asarray(MaxNLocator(12).tick_values(low, high))
     figure = style.new_figure(4.4, min(style.WIDTH, 2.2 * count + 1.5))
     grid = figure.add_gridspec(2, count, height_ratios=(1.1, 1))
     above = [figure.add_subplot(grid[0, k], projection="3d") for k in range(count)]

@@ -1,0 +1,77 @@
+"""What all commands have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+import crsam
+from crsam.train.distributed import World, join
+
+app = typer.Typer(
+    help="Curvature Regularized Sharpness-Aware Minimization, and the family it belongs to.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+Source = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A shipped recipe (crsam list), or a TOML file.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as train.epochs=10 method=sam."),
+]
+Out = Annotated[Path | None, typer.Option(help="The folder to write to.", show_default="runs/…")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Of the CPU; one is best for small nets.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start over where there is a run already.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show the resolved recipe.")]
+
+
+class Split(StrEnum):
+    train = "train"
+    validation = "validation"
+    test = "test"
+
+
+class Along(StrEnum):
+    filter = "filter"
+    eigenvector = "eigenvector"
+    line = "line"
+    plane = "plane"
+
+
+class Statistics(StrEnum):
+    running = "running"
+    recomputed = "recomputed"
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    show: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if show:
+        print(f"crsam {crsam.__version__}, torch {torch.__version__}")
+        raise typer.Exit
+
+
+def default_folder(source: str) -> Path:
+    """``runs/cifar10/resnet18`` for a shipped recipe, ``runs/mine`` for ``some/mine.toml``."""
+    name = Path(source).stem if source.endswith(".toml") else source
+    return Path("runs") / name
+
+
+@contextmanager
+def world_of(device: str, threads: int | None) -> Iterator[World]:
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with join(device) as world:
+        yield world

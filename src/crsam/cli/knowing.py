@@ -1,0 +1,108 @@
+"""Commands that tell what there is, what was found, and what it costs."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import crsam
+from crsam import data
+from crsam.cli.app import (
+    Device,
+    Threads,
+    app,
+    world_of,
+)
+from crsam.data.augment import augmentations
+from crsam.errors import unknown
+from crsam.experiment import tables
+from crsam.experiment.bench import bench as time_steps
+from crsam.experiment.environment import environment
+from crsam.experiment.folder import RunFolder
+from crsam.experiment.measure import METRICS
+from crsam.experiment.paper import TABLES, results
+from crsam.experiment.paper_tables import show_table
+from crsam.experiment.recipe import as_tables
+from crsam.experiment.toml import load_recipe, recipes, studies
+from crsam.models import models
+
+
+@app.command()
+def table(
+    name: Annotated[str, typer.Argument(metavar="TABLE", help="cifar, imagenet or geometry.")],
+    folder: Annotated[
+        Path | None,
+        typer.Option("--results", help="Of JSON files.", show_default="those we committed"),
+    ] = None,
+) -> None:
+    """The paper's figures beside ours, and a dash where we have none."""
+    if name not in TABLES:
+        raise unknown("table", name, TABLES)
+    show_table(name, results(folder))
+
+
+@app.command()
+def bench(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECIPE] [KEY=VALUE]...",
+            help="What to time; bench/gpu on a CUDA device, else bench/cpu, with changes.",
+        ),
+    ] = None,
+    methods: Annotated[
+        str, typer.Option(help='With commas, or all; options as in crsam:form="linear".')
+    ] = "sgd,sam,crsam",
+    rounds: Annotated[int, typer.Option(min=1, help="Medians are over these.")] = 7,
+    naive: Annotated[bool, typer.Option(help="Time naive implementations beside ours.")] = True,
+    out: Annotated[Path | None, typer.Option(help="A JSON file to write.")] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """What a training step costs: time, images a second, share of the machine, memory."""
+    words = list(overrides or [])
+    with world_of(device, threads) as world:
+        own = "bench/gpu" if world.device.type == "cuda" else "bench/cpu"
+        source = own if not words or "=" in words[0] else words.pop(0)
+        recipe = load_recipe(source, words)
+        names = (
+            [recipe.optimizer.name, *crsam.methods()] if methods == "all" else methods.split(",")
+        )
+        costs = time_steps(source, words, names, world, rounds=rounds, naive=naive)
+        about = environment(world.device)
+        tables.show_costs(costs, f"{source} {shlex.join(words)}, {about['hardware']}")
+        if out is not None:
+            asked = {"recipe": as_tables(recipe), "rounds": rounds}
+            content = {**about, **asked, "costs": [vars(cost) for cost in costs]}
+            RunFolder(out.parent).write_json(out.name, content)
+
+
+@app.command("list")
+def list_names(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help="recipes, studies, methods, models, datasets, augmentations or metrics."
+        ),
+    ] = None,
+) -> None:
+    """What there is by name."""
+    kinds = {
+        "recipes": recipes(),
+        "studies": studies(),
+        "methods": crsam.methods(),
+        "models": models(),
+        "datasets": data.datasets(),
+        "augmentations": list(augmentations()),
+        "metrics": list(METRICS),
+    }
+    if kind is not None and kind not in kinds:
+        raise unknown("kind", kind, kinds)
+    for name, names in kinds.items():
+        if kind is None:
+            print(f"{name:14} {', '.join(tables.folded(names))}")
+        elif kind == name:
+            print("\n".join(names))

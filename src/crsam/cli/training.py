@@ -1,0 +1,158 @@
+"""Commands that train."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from crsam.cli.app import (
+    Device,
+    DryRun,
+    Fresh,
+    Out,
+    Overrides,
+    Source,
+    Threads,
+    app,
+    default_folder,
+    world_of,
+)
+from crsam.experiment import tables
+from crsam.experiment.fair.conduct import conduct
+from crsam.experiment.fair.file import load_study
+from crsam.experiment.fair.jobs import look
+from crsam.experiment.fair.show import show_plan, show_verdict
+from crsam.experiment.run import run
+from crsam.experiment.study import compare as compare_methods
+from crsam.experiment.sweep import sweep as try_values
+from crsam.experiment.toml import load_recipe, to_toml
+from crsam.report.page import write_page
+
+
+@app.command()
+def demo(
+    seeds: Annotated[int, typer.Option(min=1, help="How many.")] = 5,
+    out: Out = None,
+    fresh: Fresh = False,
+) -> None:
+    """SGD, SAM and CR-SAM on handwritten digits, three in ten training labels wrong."""
+    recipe = load_recipe("demo")
+    place = out or Path("runs/demo")
+    with world_of("cpu", threads=1) as world:
+        rows = compare_methods(recipe, ["sgd", "sam", "crsam"], seeds, place, world, fresh=fresh)
+        if world.is_main:
+            tables.show(
+                rows, f"digits, 30 % of the training labels wrong, {seeds} seed{'s' * (seeds > 1)}"
+            )
+            started = sys.argv[0]
+            program = "python -m crsam" if started.endswith("__main__.py") else started
+            program = "crsam" if shutil.which("crsam") else program
+            print(tables.NEXT_AFTER_DEMO.format(folder=place, crsam=program))
+            write_page([place], place / "report.html", title="Digits, 30 % of the labels wrong")
+            print(f"\nAll of it on one page, to open in a browser: {place / 'report.html'}")
+
+
+@app.command()
+def train(
+    recipe: Source,
+    overrides: Overrides = None,
+    out: Out = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    fresh: Fresh = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Trains one model, or goes on where it was. Several GPUs: the same under torchrun."""
+    asked = load_recipe(recipe, overrides or [])
+    if dry_run:
+        print(to_toml(asked), end="")
+        return
+    place = out or default_folder(recipe) / asked.method / f"seed{asked.seed}"
+    with world_of(device, threads) as world:
+        result = run(asked, place, world, fresh=fresh)
+        if world.is_main:
+            tables.show_result(result, place)
+
+
+@app.command()
+def compare(
+    recipe: Source,
+    overrides: Overrides = None,
+    methods: Annotated[
+        str, typer.Option(help="By name, with commas; the first is the reference.")
+    ] = "sgd,sam,crsam",
+    seeds: Annotated[int, typer.Option(min=1, help="How many, from the recipe's on.")] = 3,
+    out: Out = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    fresh: Fresh = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Trains several methods with the same seeds: means, and differences with their errors."""
+    asked = load_recipe(recipe, overrides or [])
+    names = [asked.with_method(name.strip()).method for name in methods.split(",")]
+    if dry_run:
+        print(to_toml(asked), end="")
+        return
+    place = out or default_folder(recipe)
+    with world_of(device, threads) as world:
+        rows = compare_methods(asked, names, seeds, place, world, fresh=fresh)
+        if world.is_main:
+            tables.show(rows, f"{recipe}, {seeds} seed{'s' * (seeds > 1)}")
+            print(f"runs and comparison.json are in {place}; a page of them: crsam report {place}")
+
+
+@app.command()
+def study(
+    source: Annotated[
+        str, typer.Argument(metavar="STUDY", help="A shipped study (crsam list), or a TOML file.")
+    ],
+    overrides: Overrides = None,
+    out: Out = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Stop cleanly when they are over, to go on later.")
+    ] = None,
+    summary: Annotated[
+        Path | None, typer.Option(help="A small JSON file with every run, renewed after each.")
+    ] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show the runs, and how long they take.")
+    ] = False,
+) -> None:
+    """A fair comparison: all chosen on validation images, then tested once, paired by seed."""
+    asked = load_study(source, overrides or [])
+    place = out or Path("runs/studies") / asked.name
+    if dry_run:
+        show_plan(look(asked, place))
+        return
+    with world_of(device, threads) as world:
+        progress = conduct(asked, place, world, minutes=minutes, summary=summary)
+        if world.is_main:
+            show_verdict(progress)
+            print(f"runs and study.json are in {place}")
+
+
+@app.command()
+def sweep(
+    recipe: Source,
+    overrides: Overrides = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Over all workers.", show_default="the recipe's")
+    ] = None,
+    out: Out = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Looks for good values in the recipe's ranges. More workers: the same command once more."""
+    asked = load_recipe(recipe, overrides or [])
+    place = out or default_folder(recipe) / asked.method / "sweep"
+    with world_of(device, threads) as world:
+        found = try_values(asked, place, world, trials=trials)
+        tables.show_trials(found, f"{recipe}, {asked.method}: {len(found)} trials")
+        print(f"the best: crsam train {place}/best.toml; all runs are in {place}")
