@@ -25,6 +25,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "sgd": {},
     # Without a warm-up: while ρ is tiny, d2 is rounding noise, and so is what the log form does.
     "crsam": {"rho": 0.3, "warmup": 0},
+    "crsam, every other step": {"rho": 0.3, "warmup": 0, "every": 2},
     "sam": {},
     "asam": {},
     "gsam": {},
@@ -60,7 +61,8 @@ def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Ten
 def optimizer_of(method: str, model: nn.Module, base: Any = None, **options: Any) -> Any:
     base = base or (lambda p: SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3))
     built = base(model.parameters())
-    return built if method == "sgd" else crsam.make(method, built, model=model, **options)
+    name = method.partition(",")[0]
+    return built if method == "sgd" else crsam.make(name, built, model=model, **options)
 
 
 def rate(step: int) -> float:

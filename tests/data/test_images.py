@@ -193,7 +193,11 @@ def test_label_noise_is_in_the_training_labels_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("digits", {"image_size": 32}, "image_size = 32 makes no sense for .* only for folder"),
+        (
+            "digits",
+            {"image_size": 32},
+            "image_size = 32 .* only for tiny_imagenet, folder",
+        ),
         ("cifar10", {"image_size": 64}, "image_size = 64 makes no sense for the dataset 'cifar10'"),
         ("cifar100", {"hold": False}, "hold = False makes no sense"),
         ("digits", {"download": True}, "only for cifar10, cifar100"),

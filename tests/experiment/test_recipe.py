@@ -304,7 +304,7 @@ def test_options_of_a_chain_are_those_of_all_its_parts() -> None:
 
 def sample(wanted: Any) -> Any:
     """A value of the type that everything here allows."""
-    for value in (0.5, 1, True, None, "log", "gradient", "dynamic", "cifar", "code", (1,)):
+    for value in (0.5, 1, True, None, "log", "gradient", "dynamic", "cifar", "code", "batch", (1,)):
         try:
             if fitted("", value, wanted) == value and type(value) is type(
                 fitted("", value, wanted)

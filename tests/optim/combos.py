@@ -53,6 +53,7 @@ def named_methods() -> dict[str, Maker]:
     makers = {name: maker(name, **NAMED.get(name, {})) for name in crsam.methods()}
     makers["ssam-fisher"] = maker("ssam", mask="fisher", period=2, num_samples=3)
     makers["crsam-linear"] = maker("crsam", form="linear", alpha=0.5, beta=0.1, warmup=0)
+    makers["crsam-every"] = maker("crsam", every=2, warmup=3)
     makers["crsam-random"] = maker("crsam", direction="random", warmup=0)
     makers["wsam-decoupled"] = maker("wsam", decoupled=True, gamma=0.6)
     return makers

@@ -205,3 +205,40 @@ def test_random_direction_is_fresh_each_step_and_repeats_with_the_seed() -> None
 
     assert len(set(curvatures(0))) == 3
     assert curvatures(0) == curvatures(0) != curvatures(1)
+
+
+@pytest.mark.parametrize("form", ["log", "linear"])
+def test_between_looks_at_the_curvature_the_last_regularizer_is_used_again(form: Any) -> None:
+    rho, quartic, lr = 0.1, 3.0, 1e-2
+    bowl = Bowl(1.0, quartic=quartic)
+    opt = crsam.CRSAM(SGD(bowl.parameters(), lr=lr), rho=rho, form=form, every=3, warmup=0)
+    passes, followed, places = [0], [], []
+
+    def closure() -> Tensor:
+        passes[-1] += 1
+        opt.zero_grad()
+        loss = bowl.loss()
+        loss.backward()
+        return loss
+
+    for _ in range(4):
+        places.append(bowl.w.item())
+        opt.step(closure)
+        followed.append(bowl.w.grad.item())
+        passes.append(0)
+    assert passes == [3, 2, 2, 3, 0]
+    full = [step_on(Bowl(w, quartic=quartic), rho=rho, form=form)[0] for w in places]
+    g_plus = [2.0 * (w + rho) + quartic * (w + rho) ** 3 for w in places]
+    assert followed[0] == pytest.approx(full[0], rel=1e-12)
+    share = (full[0] - g_plus[0]) / abs(g_plus[0])
+    for i in (1, 2):
+        assert followed[i] == pytest.approx(g_plus[i] + share * abs(g_plus[i]), rel=1e-12)
+    assert followed[3] == pytest.approx(full[3], rel=1e-12)
+
+
+def test_a_look_at_every_step_keeps_nothing() -> None:
+    bowl = Bowl()
+    opt = crsam.CRSAM(SGD(bowl.parameters(), lr=0.1), warmup=0)
+    assert opt.objective.memory == ()
+    with pytest.raises(ValueError, match="every must be a whole number of at least 1, got 0"):
+        crsam.CRSAM(SGD(bowl.parameters(), lr=0.1), every=0)

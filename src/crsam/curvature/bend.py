@@ -72,8 +72,8 @@ def any_operation(operation: Operation, motion: Motion) -> Passed:
         results = operation(lambda slot: given.get(slot, motion.value(slot)))
         return [results[i] for i in which]
 
-    at = [motion.value(slot) for slot in moving]
-    along = [motion.tangents[slot] for slot in moving]
+    at = [_unfolded(motion.value(slot)) for slot in moving]
+    along = [_unfolded(motion.tangents[slot]) for slot in moving]
     tangents: list[Tensor | None] = [None] * len(operation.outputs)
     with forward_ad.dual_level():
         pairs = zip(at, along, strict=True)
@@ -82,6 +82,11 @@ def any_operation(operation: Operation, motion: Motion) -> Passed:
             tangents[i] = forward_ad.unpack_dual(y).tangent  # type: ignore[no-untyped-call]
     adjoints = [motion.adjoints.get(output) for output in operation.outputs if output is not None]
     return tangents, _bend(outputs, at, along, adjoints)
+
+
+def _unfolded(tensor: Tensor) -> Tensor:
+    """With memory for each entry, as forward mode wants it."""
+    return tensor.clone(memory_format=torch.contiguous_format) if 0 in tensor.stride() else tensor
 
 
 def _bend(

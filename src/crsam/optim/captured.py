@@ -129,7 +129,8 @@ class Captured:
     def _plan(self) -> Hashable:
         if not isinstance(self.optimizer, SharpnessAware):
             return None
-        return self.optimizer.schedule.pays(self.optimizer._new_step())
+        step = self.optimizer._new_step()
+        return self.optimizer.schedule.pays(step), self.optimizer.objective.plan(step)
 
     def _eagerly(self) -> Tensor:
         """On a side stream, where lazily made things are made as a capture needs them."""

@@ -236,7 +236,7 @@ class WSAM(SharpnessAware):
 
 
 class CRSAM(SharpnessAware):
-    r"""Curvature-regularised SAM (Wu, Luo and Wunsch, AAAI 2024). 3 passes.
+    r"""Curvature-regularised SAM (Wu, Luo and Wunsch, AAAI 2024). 3 passes; 2 + 1/`every`.
 
     $g_+ + \alpha D_2/d_2 + \beta D_1/d_1$ (``form="log"``, the paper) or
     $g_+ + \alpha D_2 + \beta D_1$ (``form="linear"``, the authors' code), with the differences of
@@ -255,9 +255,10 @@ class CRSAM(SharpnessAware):
         warmup: int = 200,
         direction: Literal["gradient", "random"] = "gradient",
         floor: float | None = None,
+        every: int = 1,
         **options: Unpack[Options],
     ) -> None:
-        objective = Curvature(alpha, beta, form, trust, direction, floor)
+        objective = Curvature(alpha, beta, form, trust, direction, floor, every)
         super().__init__(base, Gradient(rho), objective, warmup=warmup, **options)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Hashable
 from typing import ClassVar
 
 from crsam._tensors import Tensors
@@ -25,6 +26,10 @@ class Objective(Registered):
         ``center.grads`` (empty unless `uses_center`) and the tensors of `offset` may be overwritten
         once the last probe that needs them is done.
         """
+
+    def plan(self, step: Step) -> Hashable:
+        """Which kind of step this is, where there are several: each is captured on its own."""
+        return None
 
     @classmethod
     def above(
