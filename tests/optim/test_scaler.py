@@ -1,4 +1,4 @@
-"""fp16 gradients under a `torch.amp.GradScaler`: a CPU has one too, so its logic is tested here."""
+"""fp16 gradients under a `torch.amp.GradScaler`: on a CPU, and on CUDA where there is one."""
 
 from __future__ import annotations
 
@@ -19,17 +19,24 @@ from crsam.optim.functional import Functional
 from optim.combos import METHODS
 
 every_method = pytest.mark.parametrize("name", METHODS)
+DEVICES = ["cpu", *["cuda"] * torch.cuda.is_available()]
+every_device = pytest.mark.parametrize("device", DEVICES)
+
+
+@pytest.fixture(autouse=True)
+def repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
 
 
 class Training:
     """A conv net with batch norm and dropout, its batches, and a pass whose gradient overflows."""
 
-    def __init__(self, name: str, base: Any = None) -> None:
-        self.model = problems.conv_net(torch.float32)
+    def __init__(self, name: str, base: Any = None, device: str = "cpu") -> None:
+        self.model = problems.conv_net(torch.float32).to(device)
         base = base or SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         self.opt = METHODS[name](base, model=self.model)
-        self.scaler = GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
-        self.data = list(problems.batches(8, torch.float32))
+        self.scaler = GradScaler(device, init_scale=1024.0, growth_interval=1000)
+        self.data = [(x.to(device), y.to(device)) for x, y in problems.batches(8, torch.float32)]
         self.num_passes = 0
         self.bad_pass: int | None = None
 
@@ -68,11 +75,12 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 @every_method
+@every_device
 @pytest.mark.parametrize("bad_pass", [1, 2, 3])
 def test_an_overflow_in_any_pass_leaves_all_as_it_was_and_halves_the_scale(
-    name: str, bad_pass: int
+    name: str, bad_pass: int, device: str
 ) -> None:
-    run = Training(name)
+    run = Training(name, device=device)
     for t in range(2):  # so that there is momentum, a mask, a mean gradient
         run.step(t, run.scaler)
         run.scaler.update()
@@ -93,9 +101,10 @@ def test_an_overflow_in_any_pass_leaves_all_as_it_was_and_halves_the_scale(
 
 
 @every_method
-def test_without_an_overflow_scaled_steps_are_plain_steps(name: str) -> None:
+@every_device
+def test_without_an_overflow_scaled_steps_are_plain_steps(name: str, device: str) -> None:
     """Scales are powers of two: nothing is rounded."""
-    scaled, plain = Training(name), Training(name)
+    scaled, plain = Training(name, device=device), Training(name, device=device)
     for t in range(5):
         loss = scaled.step(t, scaled.scaler)
         scaled.scaler.update()
@@ -103,16 +112,16 @@ def test_without_an_overflow_scaled_steps_are_plain_steps(name: str) -> None:
     assert_same(scaled.all_state(), plain.all_state())
 
 
-def trained_in(half: bool, name: str) -> Tensor:
+def trained_in(half: bool, name: str, device: str) -> Tensor:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 3))
+    model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 3)).to(device)
     opt = METHODS[name](SGD(model.parameters(), lr=0.1), model=model)
-    scaler = GradScaler("cpu", enabled=half)
-    for x, y in problems.batches(20, torch.float32):
+    scaler = GradScaler(device, enabled=half)
+    for x, y in (tuple(t.to(device) for t in b) for b in problems.batches(20, torch.float32)):
 
         def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
             opt.zero_grad()
-            with torch.autocast("cpu", torch.float16, enabled=half):
+            with torch.autocast(device, torch.float16, enabled=half):
                 out = model(x.flatten(1)[:, :12])
             loss = F.cross_entropy(out.float(), y)
             scaler.scale(loss).backward()
@@ -123,11 +132,12 @@ def trained_in(half: bool, name: str) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+@every_device
 @pytest.mark.parametrize("name", ["sam", "crsam-linear", "gsam", "looksam", "friendlysam"])
 def test_a_trajectory_in_half_precision_is_that_in_single_precision_but_for_noise(
-    name: str,
+    name: str, device: str
 ) -> None:
-    single, half = trained_in(False, name), trained_in(True, name)
+    single, half = trained_in(False, name, device), trained_in(True, name, device)
     assert (single - half).norm() < 5e-3 * single.norm()
     assert not torch.equal(single, half)
 

@@ -63,7 +63,7 @@ def _against(axes: Any, groups: Sequence[Group], x: str, y: str) -> None:
     axes.set(
         xlabel=r"$C(w)$",
         ylabel="approximation ratio",
-        title="one against the other; ring: at the end",
+        title="through training, to the ring",
     )
 
 
