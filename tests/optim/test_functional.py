@@ -135,3 +135,30 @@ def test_casts_in_one_block_are_the_casts_one_by_one(monkeypatch: pytest.MonkeyP
     starts = [together[i].data_ptr() - together[4].data_ptr() for i in (0, 4)]
     assert all(start % 8 == 0 for start in starts)
     assert together[0].untyped_storage().data_ptr() == together[4].untyped_storage().data_ptr()
+
+
+def test_equal_models_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is shared has no weights of its own, and outlives the model it was made from."""
+    real, compiled = torch.compile, []
+
+    def quickly(evaluate: Any) -> Any:
+        compiled.append(evaluate)
+        return real(evaluate, backend="eager", fullgraph=True)
+
+    monkeypatch.setattr(torch, "compile", quickly)
+    monkeypatch.setattr(functional, "_compiled", {})
+    for seed in range(3):
+        weights = []
+        for share in (True, False):
+            torch.manual_seed(seed)
+            model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+            model[0].bias.requires_grad_(False)
+            opt = crsam.CRSAM(SGD(model.parameters(), lr=0.1), warmup=0, model=model)
+            closure = Functional(model, loss_fn, compile=share, share="test" if share else None)
+            for _ in range(3):
+                closure.batch = (torch.randn(8, 4), torch.randint(3, (8,)))
+                opt.step(closure)
+            weights.append(model.state_dict())
+        for a, b in zip(weights[0].values(), weights[1].values(), strict=True):
+            torch.testing.assert_close(a, b)
+    assert len(compiled) == 1

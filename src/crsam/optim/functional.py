@@ -6,7 +6,8 @@ step waits for the host, so that a whole step can be one CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -37,6 +38,8 @@ class Functional:
             convolution layers are then cast all at once, instead of one by one.
         parallel: Run the two perturbed passes of `CRSAM` on two CUDA streams.
         compile: Compile model and loss with ``torch.compile``.
+        share: Compile once for all models that are given the same value here. They must be built
+            alike, and be in the same mode, and have the same loss function.
 
     Example:
         >>> import torch, crsam
@@ -56,6 +59,7 @@ class Functional:
         autocast: torch.dtype | None = None,
         parallel: bool = False,
         compile: bool = False,
+        share: Hashable | None = None,
     ) -> None:
         self.model = model
         self.parallel = parallel
@@ -77,12 +81,17 @@ class Functional:
                 if isinstance(module, nn.Linear | _ConvNd)
                 for p in module.parameters(recurse=False)
             }
-        wrapped = _LossOf(model, loss_fn)
-
-        def evaluate(state: dict[str, Tensor], batch: Any) -> Tensor | tuple[Tensor, Tensor]:
-            return functional_call(wrapped, state, (batch,), tie_weights=True)
-
-        self._evaluate = torch.compile(evaluate) if compile else evaluate
+        self._evaluate: _Evaluate
+        if not compile:
+            self._evaluate = _evaluation(model, loss_fn)
+        elif share is None:
+            self._evaluate = torch.compile(_evaluation(model, loss_fn))
+        else:
+            if share not in _compiled:
+                # A copy without weights: it outlives the model, and none of its own are ever used.
+                skeleton = copy.deepcopy(model).to("meta")
+                _compiled[share] = torch.compile(_evaluation(skeleton, loss_fn))
+            self._evaluate = _compiled[share]
 
     def __call__(self) -> Tensor:
         raise TypeError("a Functional is given to step, not called: opt.step(functional)")
@@ -121,11 +130,26 @@ class Functional:
         """Loss, extra and gradients, with `weights` in the place of `params`."""
         with torch.enable_grad():
             leaves = [w.detach().requires_grad_() for w in weights]
-            names = (self._names[id(p)] for p in params)
-            out = self._evaluate({**dict(zip(names, leaves)), **buffers}, self.batch)
+            state = {"model." + name: p.detach() for name, p in self.model.named_parameters()}
+            state |= {self._names[id(p)]: leaf for p, leaf in zip(params, leaves)}
+            out = self._evaluate({**state, **buffers}, self.batch)
             loss, extra = out if isinstance(out, tuple) else (out, None)
             grads = torch.autograd.grad(loss, leaves, allow_unused=True)
         return loss.detach(), None if extra is None else extra.detach(), list(grads)
+
+
+_Evaluate = Callable[[dict[str, Tensor], Any], Tensor | tuple[Tensor, Tensor]]
+_compiled: dict[Hashable, _Evaluate] = {}
+
+
+def _evaluation(model: nn.Module, loss_fn: LossFunction) -> _Evaluate:
+    """The loss as a function of weights and buffers."""
+    wrapped = _LossOf(model, loss_fn)
+
+    def evaluate(state: dict[str, Tensor], batch: Any) -> Tensor | tuple[Tensor, Tensor]:
+        return functional_call(wrapped, state, (batch,), tie_weights=True)
+
+    return evaluate
 
 
 class _LossOf(nn.Module):

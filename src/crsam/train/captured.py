@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Literal
 
 import torch
@@ -27,6 +27,7 @@ class CapturedStep:
         autocast: The dtype to compute in, of weights kept in their own; None: theirs.
         parallel: See `Captured`.
         compile: Compile model and loss first.
+        share: Compile once for all steps that are given the same value; see `Functional`.
         channels_last: The memory order in which the model is given its inputs.
         tell: Say how long it took to be ready, and which way was the faster.
         otherwise: Takes all further steps where one turns out not to be capturable; one line says
@@ -41,6 +42,7 @@ class CapturedStep:
         autocast: torch.dtype | None = None,
         parallel: bool | Literal["auto"] = "auto",
         compile: bool = True,
+        share: Hashable | None = None,
         channels_last: bool = False,
         tell: bool = False,
         otherwise: EagerStep | None = None,
@@ -48,7 +50,7 @@ class CapturedStep:
         self.channels_last, self.tell, self.otherwise = channels_last, tell, otherwise
         self._gave_up = False
         self._functional = Functional(
-            model, loss_function(autocast), autocast=autocast, compile=compile
+            model, loss_function(autocast), autocast=autocast, compile=compile, share=share
         )
         self._captured = Captured(optimizer, self._functional, parallel)
         self._batch: Batch | None = None

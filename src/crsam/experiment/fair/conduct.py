@@ -135,10 +135,7 @@ def _do(study: Study, job: Job, folder: Path, world: World) -> None:
         if not keeps:
             RunFolder(place).checkpoint_file.unlink(missing_ok=True)
     if world.device.type == "cuda":
-        # The next run compiles a model of its own: what is left of this one would only be in its
-        # way, and after eight of them torch would give up compiling.
-        gc.collect()
-        torch.compiler.reset()
+        gc.collect()  # graphs hold memory until then
         torch.cuda.empty_cache()
 
 
