@@ -1,6 +1,10 @@
 """Doctests are collected where the frameworks that they need are installed."""
 
+import signal
 from importlib.util import find_spec
+
+# A shell ignores Ctrl-C in what it starts in the background, and so would all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NEEDS = {
     "src/crsam/integrations/_lightning_steps.py": ["torchmetrics"],

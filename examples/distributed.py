@@ -71,12 +71,19 @@ def main() -> None:
     parser.add_argument("--scope", default="batch", choices=["batch", "rank"])
     args = parser.parse_args()
     warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")
-    size, wrap = int(os.environ.get("WORLD_SIZE", 1)), "nothing"
-    if size > 1:
-        dist.init_process_group("gloo")
-        wrap = "shards" if args.shard else "replicas"
-    rank = dist.get_rank() if size > 1 else 0
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        run(args)
+        return
+    dist.init_process_group("gloo")
+    run(args)  # a model that outlives the process group may wait for it for ever
+    dist.destroy_process_group()
 
+
+def run(args: argparse.Namespace) -> None:
+    size, rank, wrap = 1, 0, "nothing"
+    if dist.is_initialized():
+        size, rank = dist.get_world_size(), dist.get_rank()
+        wrap = "shards" if args.shard else "replicas"
     model, opt = build(wrap, args.scope)
     model_state, opt_state = get_state_dict(model, opt)
     if args.checkpoint.exists():
@@ -91,8 +98,6 @@ def main() -> None:
     if rank == 0:
         steps = opt.param_groups[0]["crsam_step"]
         print(f"{size} process(es), {wrap}: loss {loss / size:.6f} after {steps} steps")
-    if size > 1:
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
