@@ -63,6 +63,7 @@ def on_rank(rank: int, folder: str) -> None:
             found["alone"] = list(
                 curvature.hessian_trace(wrapped, mean_cross_entropy, images((5, 3)), num_probes=3)
             )
+        del wrapped  # a model that outlives the process group may wait for it for ever
     except BaseException:
         found = {"failed": traceback.format_exc()}
     torch.save(found, Path(folder, f"{rank}.pt"))
