@@ -15,7 +15,10 @@ from crsam import _tensors as tn
 
 
 class Snapshot:
-    """The modes and buffers of modules, to be put back: batch norm in training moves them."""
+    """The modes and buffers of modules, to be put back: batch norm in training moves them.
+
+    So are the weights of embeddings with a `max_norm`, which a forward pass scales down.
+    """
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         modules = [module for part in parts for module in part.modules()]
@@ -23,8 +26,14 @@ class Snapshot:
         self.buffers: list[tuple[nn.Module, str, Tensor]] = []
         for module in modules:
             self.buffers += [(module, *item) for item in module.named_buffers(recurse=False)]
+        self.weights = [
+            p
+            for module in modules
+            if getattr(module, "max_norm", None) is not None
+            for p in module.parameters(recurse=False)
+        ]
         with torch.no_grad():
-            self.values = tn.clone([buffer for _, _, buffer in self.buffers])
+            self.values = tn.clone([*(buffer for _, _, buffer in self.buffers), *self.weights])
 
     def put_back(self) -> None:
         for module, training in self.modes:
@@ -32,7 +41,7 @@ class Snapshot:
         for module, name, buffer in self.buffers:
             module._buffers[name] = buffer  # a module may have put another in its place
         with torch.no_grad():
-            tn.copy_([buffer for _, _, buffer in self.buffers], self.values)
+            tn.copy_([*(buffer for _, _, buffer in self.buffers), *self.weights], self.values)
 
 
 def seed_of(*parts: object) -> int:

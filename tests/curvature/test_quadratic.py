@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -181,12 +182,72 @@ def penalty(model: nn.Module, batch: Any) -> Tensor:
     return loss + 0.1 * sum(g.square().sum() for g in grads)
 
 
-@pytest.mark.parametrize("loss_fn", [rounded, penalty])
+def anchored(model: nn.Module, batch: Any) -> Tensor:
+    """A term without a slope here, of weights whose values are taken behind autograd's back."""
+    loss = mean_cross_entropy(model, batch)
+    return loss + sum((p - p.data).square().sum() for p in model.parameters())
+
+
+def spectral(model: nn.Module, batch: Any) -> Tensor:
+    """Complex numbers are not recorded."""
+    out = model(batch[0])
+    waves = torch.view_as_real(torch.fft.fft(out - out.detach()))
+    return mean_cross_entropy(model, batch) + waves.square().sum()
+
+
+@pytest.mark.parametrize("loss_fn", [rounded, penalty, anchored, spectral])
 def test_what_cannot_be_recorded_goes_through_the_product(loss_fn: Any) -> None:
     case = Case(mlp(), vectors((5, 3)), loss_fn)
     kinds, found = forms(case)
     assert set(kinds) == {ByProduct}
     assert found == pytest.approx(by_product(case), rel=1e-10)
+
+
+def test_the_padding_of_an_embedding_has_no_curvature() -> None:
+    """Autograd leaves its row out, forward mode does not, and its gradient is 0 either way."""
+    model = nn.Embedding(2, 1, padding_idx=0).double()
+    tokens = torch.tensor([[0, 1]])
+    found = curvature.hessian_trace(model, lambda m, t: (m(t).sum() - 1) ** 2, [tokens])
+    assert found == (2.0, 0.0)
+
+
+def noisy(model: nn.Module, batch: Any) -> Tensor:
+    out = model(batch[0])
+    return mean_cross_entropy(model, batch) + (torch.rand_like(out) * out.square()).mean()
+
+
+def test_what_is_drawn_is_drawn_once() -> None:
+    case = Case(mlp(), vectors((5, 3)), noisy)
+    kinds, found = forms(case)
+    assert set(kinds) == {ByMotion}
+    assert found == pytest.approx(by_product(case), rel=1e-10)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_large_mean_does_not_drown_batch_norm(training: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten())
+    net.append(nn.Linear(12, 3)).train()
+    batches = [(x.float() + 100, y) for x, y in images((6,))]
+    net(batches[0][0])
+    net.train(training)
+    wide = copy.deepcopy(net).double()
+    exactly = Case(wide, [(x.double(), y) for x, y in batches])
+    _, found = forms(Case(net, batches), direction(exactly).float())
+    assert found == pytest.approx(forms(exactly)[1], rel=2e-3)
+
+
+def test_a_rule_with_a_wrong_bend_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(operation: Any, motion: Any) -> Any:
+        tangents, bent = bend.product_and_sum(operation, motion)
+        return tangents, None if bent is None else 1.01 * bent
+
+    case, H = exact("mlp")
+    v = direction(case)
+    monkeypatch.setitem(bend.RULES, torch.ops.aten.addmm.default, wrong)
+    kinds, found = forms(case, v)
+    assert set(kinds) == {ByProduct}
+    assert found == pytest.approx((v @ H @ v).item(), rel=1e-10)
 
 
 def test_a_rule_with_a_wrong_tangent_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:

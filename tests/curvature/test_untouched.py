@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import warnings
 from contextlib import suppress
@@ -195,3 +196,12 @@ def test_measures_only_parameters_that_require_a_gradient(name: str) -> None:
     found = numbers(FUNCTIONS[name](whole, LOSS, [(x, y)]))
     expected = numbers(FUNCTIONS[name](back, LOSS, [(inside, y)]))
     assert found == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_weights_that_a_forward_pass_scales_down_are_put_back() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(4, 3, max_norm=0.5), nn.Flatten(), nn.Linear(6, 3))
+    before = copy.deepcopy(model.state_dict())
+    batch = (torch.tensor([[0, 1], [2, 3]]), torch.tensor([0, 1]))
+    curvature.gradient_norm(model, LOSS, [batch])
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())

@@ -172,3 +172,25 @@ def test_what_cannot_be_cut_is_refused() -> None:
         problem.optimizer("sam", scope="global")
     with pytest.raises(TypeError, match=r"crsam\.PerSample"):
         problem.optimizer("esam").step(crsam.MicroBatches(problem.loss_of, PARTS))
+
+
+@pytest.mark.parametrize("name", ["friendlysam", "aesam", "crsam-every", "looksam"])
+def test_what_micro_batches_remember_is_weighed_too(name: str) -> None:
+    """The same micro-batch three times over, whatever the weights, is that micro-batch."""
+    found = []
+    for parts, weights in ((PARTS[:1], [1.0]), (PARTS[:1] * 3, [0.5, 0.3, 0.2])):
+        problem = Problem()
+        opt = problem.optimizer(name, scope="micro")
+        for _ in range(5):
+            opt.step(crsam.MicroBatches(problem.loss_of, parts, weights))
+        found.append(problem.weights())
+    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+
+
+def test_a_micro_batch_without_weight_is_left_alone() -> None:
+    problem, alone = Problem(), Problem()
+    problem.x[PARTS[1]] = torch.nan
+    closure = crsam.MicroBatches(problem.loss_of, PARTS[:2], [1.0, 0.0])
+    problem.optimizer("sam", scope="micro").step(closure)
+    alone.optimizer("sam").step(crsam.MicroBatches(alone.loss_of, PARTS[:1]))
+    assert torch.equal(problem.weights(), alone.weights())

@@ -69,6 +69,15 @@ def test_differences_are_taken_seed_by_seed(tmp_path: Path) -> None:
     assert gain.stderr == pytest.approx(math.sqrt(2) / math.sqrt(2))
 
 
+def test_a_second_run_of_a_seed_is_not_another_seed(tmp_path: Path) -> None:
+    make_comparison(tmp_path / "a", seeds=3)
+    make_run(tmp_path / "copy", "sam", 0)
+    groups = grouped(read_runs([tmp_path]))
+    sam = [group for group in groups if group.method == "sam"]
+    assert [[run.seed for run in group.runs] for group in sam] == [[0, 1, 2], [0]]
+    assert len({group.label for group in sam}) == 2
+
+
 def test_a_mean_with_a_hole_in_it_is_none() -> None:
     assert mean_of([]) is None
     assert mean_of([1.0, math.nan]) is None
@@ -105,9 +114,14 @@ def test_geometry_has_errors_over_seeds_or_of_the_estimate(tmp_path: Path) -> No
     (tmp_path / "sam/0/measures-test.json").write_text(json.dumps(told))
     measured, on_test, at_end = content_of(read_runs([tmp_path]))["geometry"]
     assert [column["key"] for column in measured["columns"]] == ["hessian_trace"]
-    assert measured["rows"][0]["cells"] == [{"mean": 57.0, "error": 1.5}]
-    assert measured["rows"][1]["cells"] == [{"mean": 55.5, "error": pytest.approx(0.5)}]
+    assert measured["rows"][0]["cells"] == [{"mean": 57.0, "error": 1.5, "num": 1, "of": 1}]
+    assert measured["rows"][1]["cells"] == [
+        {"mean": 55.5, "error": pytest.approx(0.5), "num": 2, "of": 2}
+    ]
     assert measured["rows"][1]["runs"][1] == [{"mean": 56.0, "error": 1.5}]
     assert "at most 5 test images" in on_test["title"]
-    assert [row["cells"] for row in on_test["rows"]] == [[None], [{"mean": 4.0, "error": None}]]
+    assert [row["cells"] for row in on_test["rows"]] == [
+        [None],
+        [{"mean": 4.0, "error": None, "num": 1, "of": 2}],
+    ]
     assert [column["key"] for column in at_end["columns"]] == ["gradient_norm", "sharpness"]

@@ -202,21 +202,22 @@ def batch_norm(operation: Operation, motion: Motion) -> Passed:
         return any_operation(operation, motion)
     if training:
         mean, inverse = (motion.value(slot) for slot in operation.outputs[1:3])
-        drift = along_x.mean(over)
-        q = along_x.square().mean(over) - drift**2
-        m = inverse * ((value * along_x).mean(over) - mean * drift)
+        along = along_x - along_x.mean(over).view(shape)
     else:
         mean, inverse = running_mean, (running_variance + eps).rsqrt()
-        q = drift = m = torch.zeros_like(mean)
+        along = along_x
+    # Centred before anything is summed: a large mean must not drown what it is the mean of.
+    centred = value - mean.view(shape)
+    m = inverse * (centred * along).mean(over) if training else torch.zeros_like(mean)
     slope = inverse * scale
-    pull = inverse * (along_weight - slope * m)
-    tangent = along_x * slope.view(shape)
-    tangent.addcmul_(value, pull.view(shape))
-    tangent.add_((along_bias - slope * drift - mean * pull).view(shape))
-    moved = (adjoint * along_x).sum(over) - drift * adjoint.sum(over)
+    tangent = along * slope.view(shape)
+    tangent.addcmul_(centred, (inverse * (along_weight - slope * m)).view(shape))
+    tangent.add_(along_bias.view(shape))
+    moved = (adjoint * along).sum(over)
     bend = 2 * along_weight * inverse * moved
     if training:
-        still = inverse * ((adjoint * value).sum(over) - mean * adjoint.sum(over))
+        q = along.square().mean(over)
+        still = inverse * (adjoint * centred).sum(over)
         bend = bend - 2 * along_weight * inverse * m * still
         bend = bend + scale * inverse**2 * ((3 * m**2 - q) * still - 2 * m * moved)
     return [tangent, *[None] * (len(operation.outputs) - 1)], bend.sum()

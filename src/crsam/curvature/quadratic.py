@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from crsam import _tensors as tn
 from crsam._tensors import Tensors
 from crsam.curvature.bend import STRAIGHT, Motion, pass_on
+from crsam.curvature.draws import rademacher
 from crsam.curvature.hvp import BatchHessian
 from crsam.curvature.mean_loss import MeanLoss, Pass, Term, differentiable
 from crsam.curvature.record import Slot, record
@@ -31,11 +32,11 @@ class ByProduct:
     """Through the product: for whatever autograd can do."""
 
     def __init__(self, loss: Tensor, params: Sequence[nn.Parameter]) -> None:
-        self._hessian = BatchHessian(loss, params)
-        self.gradient = self._hessian.gradient
+        self.product = BatchHessian(loss, params)
+        self.gradient = self.product.gradient
 
     def __call__(self, vector: Tensors) -> Tensor:
-        return tn.dot(vector, self._hessian(vector))
+        return tn.dot(vector, self.product(vector))
 
 
 class ByMotion:
@@ -111,17 +112,30 @@ class ByMotion:
 
 
 def visit_forms(loss: MeanLoss, action: Callable[[Form, int], None]) -> Pass:
-    """One pass: calls `action` on the quadratic form of every batch, and the batch's size."""
-    return loss.visit(lambda term: action(form_of(loss, term), term.size))
+    """One pass: calls `action` on the quadratic form of every batch, and the batch's size.
 
-
-def form_of(loss: MeanLoss, term: Term) -> Form:
-    """The form of one batch, the fast way where that is seen to be right.
-
-    A loss may do what cannot be recorded, or what a record misses: a backward pass of its own, a
-    formula of its own for the gradient. So the fast form must take a vector, and have the loss, the
-    gradient and the slope along the gradient that autograd has.
+    The fast way where that is seen to be right. A loss may do what cannot be recorded, or what a
+    record misses: a backward pass of its own, a formula of its own for the gradient, weights from
+    elsewhere. So on each batch the fast form must have the loss, the gradient and the slope along
+    the gradient that autograd has, and on the first one the curvature along a random vector too.
     """
+    believed = True
+
+    def build(term: Term) -> None:
+        nonlocal believed
+        form: Form | None = _by_motion(loss, term) if believed else None
+        if form is None or term.number == 0:
+            exact = ByProduct(differentiable(loss.term(term.number, term.batch)), loss.params)
+            if form is None or not _agree(loss, form, exact):
+                believed, form = False, exact
+            del exact
+        action(form, term.size)
+
+    return loss.visit(build)
+
+
+def _by_motion(loss: MeanLoss, term: Term) -> ByMotion | None:
+    """The fast form of a batch; None unless it agrees with autograd to first order."""
     gradient = list(torch.autograd.grad(differentiable(term), loss.params, materialize_grads=True))
     try:
         with warnings.catch_warnings():
@@ -129,16 +143,20 @@ def form_of(loss: MeanLoss, term: Term) -> Form:
             form = ByMotion(lambda weights: loss.at(weights, term), loss.params)
             slope, _ = form.derivatives(gradient)
     except Exception:  # of any kind: by the product, where a mistake of the user's comes again
-        pass
-    else:
-        far = tn.norm(tn.add_(tn.clone(form.gradient), gradient, -1)).item()
-        norm = tn.norm(gradient).item()
-        tolerance = math.sqrt(torch.finfo(loss.space.dtype).eps)
-        close = partial(math.isclose, rel_tol=tolerance)
-        if (
-            close(form.loss, term.value)
-            and close(slope.item(), norm**2)
-            and far <= tolerance * norm
-        ):
-            return form
-    return ByProduct(differentiable(loss.term(term.number, term.batch)), loss.params)
+        return None
+    far = tn.norm(tn.add_(tn.clone(form.gradient), gradient, -1)).item()
+    norm = tn.norm(gradient).item()
+    tolerance = math.sqrt(torch.finfo(loss.space.dtype).eps)
+    close = partial(math.isclose, rel_tol=tolerance)
+    same = close(form.loss, term.value) and close(slope.item(), norm**2)
+    return form if same and far <= tolerance * norm else None
+
+
+def _agree(loss: MeanLoss, form: Form, exact: ByProduct) -> bool:
+    """Whether both forms of a random vector are the same, but for rounding."""
+    v = loss.unflat(rademacher(loss.space, "check"))
+    product = exact.product(v)
+    expected = tn.dot(v, product).item()
+    eps = torch.finfo(loss.space.dtype).eps
+    rounding = 100 * eps * (tn.norm(v) * tn.norm(product)).item()
+    return abs(form(v).item() - expected) <= math.sqrt(eps) * abs(expected) + rounding

@@ -74,13 +74,17 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         results = op(*args, **kwargs)
-        constant = op is aten.detach.default or not torch.is_grad_enabled()
+        drawn = (
+            torch.Tag.nondeterministic_seeded in op.tags and op is not aten.native_dropout.default
+        )
+        constant = drawn or op is aten.detach.default or not torch.is_grad_enabled()
         if constant or all(id(leaf) not in self._slots for leaf in tree_leaves((args, kwargs))):
             return results
         args, kwargs = tree_map(self.slot, (args, kwargs))
         made = listed(results)
         if op is aten.native_dropout.default:  # the same masks, whenever it is computed again
-            op, args, kwargs = aten.mul.Tensor, (args[0], made[1] / (1 - args[1])), {}
+            mask = made[1].to(made[0].dtype) / (1 - args[1])
+            op, args, kwargs = aten.mul.Tensor, (args[0], mask), {}
             made = made[:1]
         elif op is aten.copy.default:  # which has no derivative in torch
             op, kwargs = _copied, {}

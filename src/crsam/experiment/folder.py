@@ -81,6 +81,25 @@ class RunFolder:
                 raise UserError(f"another process is training into {self.path}") from None
             yield
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is a run here to go on with, or its result."""
+        return self.result_file.exists() or self.checkpoint_file.exists()
+
+    def check_recipe(self, recipe: Recipe) -> None:
+        """Raises UserError unless the run here is one of this recipe."""
+        other = [
+            line
+            for line in differences(self.recipe(), recipe)
+            if not line.startswith(CHANGES_NOTHING)
+        ]
+        if other:
+            more = f" and {len(other) - 3} more" if len(other) > 3 else ""
+            raise UserError(
+                f"{self.path} holds a run of another recipe ({'; '.join(other[:3])}{more}): "
+                "give another --out, or --fresh to start over"
+            )
+
     def start(self, recipe: Recipe, environment: dict[str, Any], fresh: bool) -> None:
         """Makes the folder one of this recipe's.
 
@@ -95,18 +114,8 @@ class RunFolder:
         if fresh:
             for file in (self.result_file, self.checkpoint_file, self.metrics_file):
                 file.unlink(missing_ok=True)
-        elif self.result_file.exists() or self.checkpoint_file.exists():  # else nothing is lost
-            other = [
-                line
-                for line in differences(self.recipe(), recipe)
-                if not line.startswith(CHANGES_NOTHING)
-            ]
-            if other:
-                more = f" and {len(other) - 3} more" if len(other) > 3 else ""
-                raise UserError(
-                    f"{self.path} holds a run of another recipe ({'; '.join(other[:3])}{more}): "
-                    "give another --out, or --fresh to start over"
-                )
+        elif self.begun:  # else nothing is lost
+            self.check_recipe(recipe)
         if self.result() is None:
             checkpoint.write(self.recipe_file, to_toml(recipe).encode())
             self.write_json("environment.json", environment)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,11 +52,14 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
     """The runs in groups: plain optimizers first, then SAM, its family, and CR-SAM.
 
     A run whose recipe cannot be read is a group of its own: there is no telling where it belongs.
+    Nor does a seed count twice: a second run of one is in a second group.
     """
-    found: dict[str, list[Run]] = {}
+    found: dict[tuple[str, int], list[Run]] = {}
+    times: Counter[tuple[str, int | None]] = Counter()
     for run in runs:
         same = json.dumps(_relevant(run), sort_keys=True) if run.recipe else run.name
-        found.setdefault(same, []).append(run)
+        found.setdefault((same, times[same, run.seed]), []).append(run)
+        times[same, run.seed] += 1
     alike = [Group("", tuple(_by_seed(mine)), _relevant(mine[0])) for mine in found.values()]
     settings = list(dict.fromkeys(json.dumps(group.setting, sort_keys=True) for group in alike))
     alike.sort(

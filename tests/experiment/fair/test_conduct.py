@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from crsam.errors import UserError
 from crsam.experiment.fair import conduct as conducting
 from crsam.experiment.fair.conduct import conduct
 from crsam.experiment.fair.jobs import look
@@ -116,3 +117,19 @@ def test_a_final_run_killed_before_it_was_measured_is_measured_later(tmp_path: P
     assert conduct(measured, runs).is_complete
     assert stamps(runs) == results
     assert len(list(runs.rglob("measures-test.json"))) == 6
+
+
+def test_results_of_another_recipe_are_not_taken_for_ones_own(tmp_path: Path) -> None:
+    study = small(tmp_path, "study.seeds=[0]")
+    conduct(study, tmp_path / "out")
+    other = small(tmp_path, "study.seeds=[0]", "optimizer.lr=0.001")
+    with pytest.raises(UserError, match=r"holds a run of another recipe \(optimizer.lr"):
+        conduct(other, tmp_path / "out")
+
+
+def test_a_metric_asked_for_later_is_not_done(tmp_path: Path) -> None:
+    asked = '[study.measure]\nmetrics = ["{}"]\nsamples = 50\n'
+    study = small(tmp_path, "study.seeds=[0]", more=asked.format("loss"))
+    assert conduct(study, tmp_path / "out").is_complete
+    more = small(tmp_path, "study.seeds=[0]", more=asked.format('loss", "gradient_norm'))
+    assert not look(more, tmp_path / "out").is_complete

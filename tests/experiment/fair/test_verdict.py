@@ -10,10 +10,11 @@ import pytest
 
 from crsam.experiment.fair.conduct import Clock
 from crsam.experiment.fair.interval import interval
-from crsam.experiment.fair.jobs import Job, look
+from crsam.experiment.fair.jobs import Job, look, per_epoch
 from crsam.experiment.fair.show import show_plan, show_verdict
 from crsam.experiment.fair.summary import LIMIT, curves, write_summary
 from crsam.experiment.fair.verdict import over, verdict
+from crsam.experiment.folder import RunFolder
 from experiment.fair.studies import pretend, small
 
 
@@ -88,6 +89,9 @@ def test_differences_are_paired_and_equal_time_has_its_own(tmp_path: Path, capsy
     assert rows["SAM, equal time"].epochs == 3
     assert dict(found.at_equal_time)["CR-SAM log"].mean == pytest.approx(0.45)
     assert rows["CR-SAM log"].time == pytest.approx(1.5)
+    assert rows["SAM, equal time"].time == pytest.approx(1.5)  # as long an epoch, more of them
+    assert sum(tried.is_chosen for tried in found.tried) == 2  # of SAM and of CR-SAM, one each
+    assert len(found.tried) == 4
     show_verdict(look(study, tmp_path))
     shown = capsys.readouterr().out
     for words in ("+0.75", "-2.43 to +3.93", "At equal time: CR-SAM log +0.45", "1.5×"):
@@ -100,6 +104,28 @@ def test_without_a_factor_equal_time_follows_the_seconds_of_the_final_runs(tmp_p
     assert all(job.setting is None for job in look(study, tmp_path).of("equal-time"))
     pretend(study, tmp_path, lambda job: 50.0)
     assert [job.epochs for job in look(study, tmp_path).of("equal-time")] == [3, 3]  # 2 · 3 s / 2 s
+
+
+def test_a_factor_that_was_measured_holds_when_seeds_are_added(tmp_path: Path) -> None:
+    study = small(tmp_path, without="factor = 1.5\n")
+    for _ in range(2):
+        pretend(study, tmp_path, lambda job: 50.0)
+    for job in look(study, tmp_path).of("equal-time"):
+        (tmp_path / job.place).mkdir(parents=True)
+        RunFolder(tmp_path / job.place).start(job.recipe, {}, fresh=False)
+    pretend(study, tmp_path, lambda job: 50.0)
+    more = small(tmp_path, "study.seeds=[0, 1, 2]", without="factor = 1.5\n")
+    pretend(more, tmp_path, lambda job: 50.0, seconds_per_epoch=0.5)
+    assert [job.epochs for job in look(more, tmp_path).of("equal-time")] == [3, 3, 3]
+
+
+def test_an_epoch_of_part_of_the_set_counts_as_part(tmp_path: Path) -> None:
+    study = small(tmp_path)
+    pretend(study, tmp_path, lambda job: 50.0)
+    progress = look(study, tmp_path)
+    assert per_epoch(progress.jobs, "SAM") == pytest.approx(2.0 / 0.8)
+    final = progress.of("final", "SAM")[0]
+    assert progress.seconds(final) == pytest.approx(2 * 2.0 / 0.8)
 
 
 def test_the_plan_tells_runs_and_time(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]

@@ -113,7 +113,7 @@ def look(study: Study, folder: str | Path) -> Progress:
         elif all(job.result is not None for job in mine):
             chosen[name] = best(mine)
     finals = _read(study, folder, _final(study, chosen))
-    more = _read(study, folder, _equal_time(study, chosen, finals))
+    more = _read(study, folder, _equal_time(study, chosen, finals, folder))
     return Progress(study, (*jobs, *finals, *more), chosen)
 
 
@@ -172,7 +172,9 @@ def _final(study: Study, chosen: Mapping[str, Table]) -> list[Job]:
     ]
 
 
-def _equal_time(study: Study, chosen: Mapping[str, Table], finals: Sequence[Job]) -> list[Job]:
+def _equal_time(
+    study: Study, chosen: Mapping[str, Table], finals: Sequence[Job], folder: Path
+) -> list[Job]:
     equal = study.equal_time
     if equal is None:
         return []
@@ -184,16 +186,20 @@ def _equal_time(study: Study, chosen: Mapping[str, Table], finals: Sequence[Job]
     # Until the final runs have shown the factor, the epochs are a guess for the estimate alone.
     epochs = max(1, round(study.recipe.train.epochs * (factor or 1.5)))
     setting = None if factor is None else chosen.get(equal.give)
-    longer = {"train.epochs": epochs}
-    return [
-        Job(
-            "equal-time",
-            equal.give,
-            setting,
-            study.recipe_of(equal.give, setting or {}, seed, longer),
-        )
-        for seed in study.seeds
-    ]
+
+    def jobs(epochs: int) -> list[Job]:
+        recipes = [
+            study.recipe_of(equal.give, setting or {}, seed, {"train.epochs": epochs})
+            for seed in study.seeds
+        ]
+        return [Job("equal-time", equal.give, setting, recipe) for recipe in recipes]
+
+    found = jobs(epochs)
+    if equal.factor is None:  # once measured, it holds: more seeds must not change it
+        begun = [place for job in found if (place := RunFolder(folder / job.place)).begun]
+        if begun:
+            found = jobs(begun[0].recipe().train.epochs)
+    return found
 
 
 def _read(study: Study, folder: Path, jobs: Iterable[Job]) -> list[Job]:
@@ -201,12 +207,18 @@ def _read(study: Study, folder: Path, jobs: Iterable[Job]) -> list[Job]:
 
 
 def _with_result(study: Study, folder: Path, job: Job) -> Job:
-    """The job as done, if it is, and measured where that is asked for."""
+    """The job as done, if it is, and measured where that is asked for.
+
+    Raises:
+        UserError: If what was done is not what the study asks for now.
+    """
     place, wanted = RunFolder(folder / job.place), study.measure
+    if place.result_file.exists() and place.recipe_file.exists():
+        place.check_recipe(job.recipe)
     if wanted is None or job.stage != "final":
         return replace(job, result=place.result())
     contents = {split: place.measures(split) for split in wanted.splits}
-    if None in contents.values():
+    if any(c is None or not {*wanted.metrics} <= c["metrics"].keys() for c in contents.values()):
         return job
     measures = {
         f"{name}, {split}": figure["value"]

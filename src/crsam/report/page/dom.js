@@ -66,6 +66,7 @@ function withError(cell, decimals, sign = "") {
     {},
     plus + value,
     isNumber(cell.error) ? element("span", { class: "error" }, ` ± ${fixed(cell.error, decimals)}`) : null,
+    cell.num < cell.of ? element("span", { class: "error" }, ` (${cell.num} of ${cell.of})`) : null,
   );
 }
 

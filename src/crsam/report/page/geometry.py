@@ -50,12 +50,13 @@ def _table(title: str, figures: Callable[[Run], Figures], groups: Sequence[Group
 
 
 def _cell(runs: Sequence[Figures], key: str) -> Any:
-    """The mean over the runs that were measured; a single one keeps its own error."""
+    """The mean over the runs that have the figure, and how many; one keeps its own error."""
     have = [figures[key] for figures in runs if key in figures]
     mean = mean_of(value for value, _ in have)
     if mean is None:
         return None
-    return {"mean": mean.mean, "error": have[0][1] if mean.num == 1 else mean.stderr}
+    error = have[0][1] if mean.num == 1 else mean.stderr
+    return {"mean": mean.mean, "error": error, "num": mean.num, "of": len(runs)}
 
 
 def _single(figures: Figures, keys: Sequence[str] | dict[str, None]) -> list[Any]:
