@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -123,20 +123,45 @@ def visit_forms(loss: MeanLoss, action: Callable[[Form, int], None]) -> Pass:
 
     def build(term: Term) -> None:
         nonlocal believed
-        form: Form | None = _by_motion(loss, term) if believed else None
-        if form is None or term.number == 0:
-            exact = ByProduct(differentiable(loss.term(term.number, term.batch)), loss.params)
-            if form is None or not _agree(loss, form, exact):
-                believed, form = False, exact
-            del exact
+        # One graph after the other: each dies before the next is built.
+        gradient = list(
+            torch.autograd.grad(differentiable(term), loss.params, materialize_grads=True)
+        )
+        form: Form | None = None
+        if believed:
+            truth = _curvature(loss, term) if term.number == 0 else None
+            form = _by_motion(loss, term, gradient, truth)
+        if form is None:
+            believed, form = False, _by_product(loss, term)
         action(form, term.size)
 
     return loss.visit(build)
 
 
-def _by_motion(loss: MeanLoss, term: Term) -> ByMotion | None:
-    """The fast form of a batch; None unless it agrees with autograd to first order."""
-    gradient = list(torch.autograd.grad(differentiable(term), loss.params, materialize_grads=True))
+class _Curvature(NamedTuple):
+    """Of the first batch along one vector, through the product."""
+
+    vector: Tensors
+    value: float
+    rounding: float
+
+
+def _curvature(loss: MeanLoss, term: Term) -> _Curvature:
+    v = loss.unflat(rademacher(loss.space, "check"))
+    product = _by_product(loss, term).product(v)
+    eps = torch.finfo(loss.space.dtype).eps
+    rounding = 100 * eps * (tn.norm(v) * tn.norm(product)).item()
+    return _Curvature(v, tn.dot(v, product).item(), rounding)
+
+
+def _by_product(loss: MeanLoss, term: Term) -> ByProduct:
+    return ByProduct(differentiable(loss.term(term.number, term.batch)), loss.params)
+
+
+def _by_motion(
+    loss: MeanLoss, term: Term, gradient: Tensors, truth: _Curvature | None
+) -> ByMotion | None:
+    """The fast form of a batch; None unless it agrees with autograd."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the user's have been seen; torch has some of its own
@@ -149,14 +174,8 @@ def _by_motion(loss: MeanLoss, term: Term) -> ByMotion | None:
     tolerance = math.sqrt(torch.finfo(loss.space.dtype).eps)
     close = partial(math.isclose, rel_tol=tolerance)
     same = close(form.loss, term.value) and close(slope.item(), norm**2)
-    return form if same and far <= tolerance * norm else None
-
-
-def _agree(loss: MeanLoss, form: Form, exact: ByProduct) -> bool:
-    """Whether both forms of a random vector are the same, but for rounding."""
-    v = loss.unflat(rademacher(loss.space, "check"))
-    product = exact.product(v)
-    expected = tn.dot(v, product).item()
-    eps = torch.finfo(loss.space.dtype).eps
-    rounding = 100 * eps * (tn.norm(v) * tn.norm(product)).item()
-    return abs(form(v).item() - expected) <= math.sqrt(eps) * abs(expected) + rounding
+    same = same and far <= tolerance * norm
+    if same and truth is not None:
+        found = form(truth.vector).item()
+        same = abs(found - truth.value) <= tolerance * abs(truth.value) + truth.rounding
+    return form if same else None
