@@ -11,6 +11,7 @@ batch is that of all processes together, so all of them do the same, to rounding
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import warnings
 from pathlib import Path
@@ -75,7 +76,8 @@ def main() -> None:
         run(args)
         return
     dist.init_process_group("gloo")
-    run(args)  # a model that outlives the process group may wait for it for ever
+    run(args)
+    gc.collect()  # a model that outlives the process group may wait for it for ever
     dist.destroy_process_group()
 
 

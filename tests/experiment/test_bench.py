@@ -98,3 +98,12 @@ def test_naive_steps_do_the_same_sums_as_ours(method: str) -> None:
             step(Batch(torch.randn(16, 6, dtype=torch.float64), torch.randint(3, (16,))))
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     torch.testing.assert_close(*weights, rtol=1e-9, atol=1e-9)
+
+
+def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_timed(
+    tmp_path: Path,
+) -> None:
+    words = ["bench", "digits", "--out", str(tmp_path / "nowhere/cost.json")]
+    ended = CliRunner().invoke(app, words)
+    assert isinstance(ended.exception, UserError)
+    assert "cannot write to" in str(ended.exception)

@@ -40,6 +40,17 @@ def test_every_metric_gives_a_number_and_json_has_them_all(folder: Path) -> None
     assert written["metrics"]["hessian_trace"]["stderr"] > 0
 
 
+def test_figures_taken_alike_stay_and_others_go(folder: Path) -> None:
+    def written() -> list[str]:
+        return list(json.loads((folder / "measures-validation.json").read_text())["metrics"])
+
+    for names in (["loss"], ["gradient_norm"]):
+        measure_run(folder, names, split="validation", samples=50, how=FEW)
+    assert written() == ["loss", "gradient_norm"]
+    measure_run(folder, ["sharpness"], split="validation", samples=40, how=FEW)
+    assert written() == ["sharpness"]
+
+
 def test_figures_are_of_the_split_and_the_samples_asked_for(folder: Path) -> None:
     result = RunFolder(folder).result()
     assert result is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +18,7 @@ from crsam.cli.app import (
     world_of,
 )
 from crsam.data.augment import augmentations
-from crsam.errors import unknown
+from crsam.errors import UserError, unknown
 from crsam.experiment import tables
 from crsam.experiment.bench import bench as time_steps
 from crsam.experiment.environment import environment
@@ -64,6 +65,8 @@ def bench(
 ) -> None:
     """What a training step costs: time, images a second, share of the machine, memory."""
     words = list(overrides or [])
+    if out is not None and not os.access(out.parent, os.W_OK):
+        raise UserError(f"cannot write to {out.parent}")
     with world_of(device, threads) as world:
         own = "bench/gpu" if world.device.type == "cuda" else "bench/cpu"
         source = own if not words or "=" in words[0] else words.pop(0)

@@ -121,6 +121,7 @@ def study(
     ] = None,
     device: Device = "auto",
     threads: Threads = None,
+    fresh: Fresh = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show the runs, and how long they take.")
     ] = False,
@@ -132,7 +133,7 @@ def study(
         show_plan(look(asked, place))
         return
     with world_of(device, threads) as world:
-        progress = conduct(asked, place, world, minutes=minutes, summary=summary)
+        progress = conduct(asked, place, world, minutes=minutes, summary=summary, fresh=fresh)
         if world.is_main:
             show_verdict(progress)
             print(f"runs and study.json are in {place}")
@@ -155,4 +156,4 @@ def sweep(
     with world_of(device, threads) as world:
         found = try_values(asked, place, world, trials=trials)
         tables.show_trials(found, f"{recipe}, {asked.method}: {len(found)} trials")
-        print(f"the best: crsam train {place}/best.toml; all runs are in {place}")
+        print(f"the best, on all images: crsam train {place}/best.toml --out {place}/best")

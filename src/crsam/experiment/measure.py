@@ -179,6 +179,8 @@ def measure_run(
 ) -> dict[str, Figure]:
     """Figures of a run's model; they are written to ``measures-SPLIT.json`` in its folder too.
 
+    Figures that are there already stay if they were taken in the same way.
+
     Args:
         folder: Of the run.
         metrics: Names of `METRICS`.
@@ -200,15 +202,14 @@ def measure_run(
     )
     if not world.is_main:
         return found
-    content: dict[str, Any] = {
-        **environment(world.device),
-        "step": run.step,
-        "split": split,
-        "samples": min(samples, len(run.images(split))),
-        **vars(how),
-        "metrics": {name: vars(figure) for name, figure in found.items()},
-    }
-    RunFolder(folder).write_json(f"measures-{split}.json", content)
+    taken = {"step": run.step, "split": split, "samples": min(samples, len(run.images(split)))}
+    taken |= vars(how)
+    place = RunFolder(folder)
+    earlier = place.measures(split) or {}
+    alike = all(earlier.get(key) == value for key, value in taken.items())
+    figures = {**(earlier["metrics"] if alike else {}), **{n: vars(f) for n, f in found.items()}}
+    content = {**environment(world.device), **taken, "metrics": figures}
+    place.write_json(f"measures-{split}.json", content)
     return found
 
 

@@ -88,6 +88,7 @@ def sweep(
     found = trials_of(optuna, study, place)
     if found and found[0].accuracy is not None:
         best = changed(bare(recipe), found[0].values)
+        best = replace(best, data=replace(best.data, validation=0.0))  # nothing is left to choose
         checkpoint.write(place / "best.toml", to_toml(best).encode())
     return found
 

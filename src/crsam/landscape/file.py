@@ -56,8 +56,8 @@ class Keeper:
         there, about = load(path)
         if about.get("fingerprint") != self.about["fingerprint"]:
             raise UserError(
-                f"{path} holds another landscape ({self._difference(there, about)}): remove it, "
-                "or give another name"
+                f"{path} holds another landscape ({self._difference(there, about)}): start over "
+                "(--fresh), or give another name"
             )
         self.loss[...] = there.loss
         if there.accuracy is not None:
@@ -145,7 +145,7 @@ def load(path: str | Path) -> tuple[Surface, dict[str, Any]]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is not a landscape: {error}") from error
+        raise UserError(f"{path} is not a landscape that can be read") from error
     if found.loss.shape != shape or not isinstance(about, dict):
         raise UserError(f"{path} is not a landscape: its arrays do not fit together")
     return found, about

@@ -43,7 +43,7 @@ def read_landscape(raw: bytes) -> Landscape:
         with np.load(io.BytesIO(raw), allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
     except UNREADABLE as error:
-        raise ValueError(f"not a file of arrays ({error})") from error
+        raise ValueError("not a file of arrays") from error
     missing = [name for name in ("x", "loss") if name not in found]
     if missing:
         raise ValueError(f"it has no array {missing[0]}")

@@ -125,6 +125,7 @@ def test_results_of_another_recipe_are_not_taken_for_ones_own(tmp_path: Path) ->
     other = small(tmp_path, "study.seeds=[0]", "optimizer.lr=0.001")
     with pytest.raises(UserError, match=r"holds a run of another recipe \(optimizer.lr"):
         conduct(other, tmp_path / "out")
+    assert conduct(other, tmp_path / "out", fresh=True).is_complete
 
 
 def test_a_metric_asked_for_later_is_not_done(tmp_path: Path) -> None:

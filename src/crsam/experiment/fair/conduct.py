@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 import torch
 
-from crsam.experiment.fair.jobs import Job, Progress, look, said
+from crsam.experiment.fair.jobs import Job, Progress, Stage, look, said
 from crsam.experiment.fair.study import Measured, Study
 from crsam.experiment.fair.summary import write_summary
 from crsam.experiment.folder import RunFolder
@@ -67,6 +69,7 @@ def conduct(
     *,
     minutes: float | None = None,
     summary: str | Path | None = None,
+    fresh: bool = False,
 ) -> Progress:
     """Runs what is not done yet, or as much of it as there is time for.
 
@@ -77,6 +80,7 @@ def conduct(
         minutes: When they are over, the run that is going on is checkpointed. A run that would not
             fit into what is left of them, but into as many, is left for the next time.
         summary: Where ``study.json`` is to be written as well.
+        fresh: Remove the runs that are there first.
 
     Returns:
         How far it came.
@@ -86,6 +90,10 @@ def conduct(
         Stopped: If the user asked to; there is a checkpoint to go on from.
     """
     world, folder, clock = world or World(), Path(folder), Clock(minutes)
+    if fresh and world.is_main:
+        for stage in get_args(Stage):
+            shutil.rmtree(folder / stage, ignore_errors=True)
+    world.wait()
     files = [folder / "study.json", *([] if summary is None else [Path(summary)])]
     progress = look(study, folder)
     done = sum(job.result is not None for job in progress.jobs)
