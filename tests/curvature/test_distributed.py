@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import traceback
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import distributed as dist
-from torch import multiprocessing
 
 from crsam import curvature
 from crsam.errors import UserError
 from curvature.cases import Case, conv_net, images, mean_cross_entropy, mlp, vectors
 from curvature.functions import numbers
+from two_ranks import found_by_two_ranks
 
 pytestmark = [
     pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo"),
@@ -40,51 +38,26 @@ def measured(group: Any) -> list[list[float]]:
     ]
 
 
-def on_rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meet",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=40),
-    )
+def on_rank(rank: int, folder: Path) -> dict[str, Any]:
+    world = dist.group.WORLD
+    found: dict[str, Any] = {"shared": measured(world)}
+    case = Case(mlp(), vectors((5, 3)))
     try:
-        world = dist.group.WORLD
-        found: dict[str, Any] = {"shared": measured(world)}
-        case = Case(mlp(), vectors((5, 3)))
-        try:
-            part = case.batches[rank : rank + 1]
-            curvature.hessian_trace(case.model, mean_cross_entropy, part, num_probes=3, group=world)
-        except UserError as error:
-            found["data differ"] = str(error)
-        wrapped = torch.nn.parallel.DistributedDataParallel(conv_net())
-        if rank == 0:  # the other does not join in, not even for the batch-norm statistics
-            found["alone"] = list(
-                curvature.hessian_trace(wrapped, mean_cross_entropy, images((5, 3)), num_probes=3)
-            )
-        del wrapped  # a model that outlives the process group may wait for it for ever
-    except BaseException:
-        found = {"failed": traceback.format_exc()}
-    torch.save(found, Path(folder, f"{rank}.pt"))
-    dist.barrier()
-    dist.destroy_process_group()
+        part = case.batches[rank : rank + 1]
+        curvature.hessian_trace(case.model, mean_cross_entropy, part, num_probes=3, group=world)
+    except UserError as error:
+        found["data differ"] = str(error)
+    wrapped = torch.nn.parallel.DistributedDataParallel(conv_net())
+    if rank == 0:  # the other does not join in, not even for the batch-norm statistics
+        found["alone"] = list(
+            curvature.hessian_trace(wrapped, mean_cross_entropy, images((5, 3)), num_probes=3)
+        )
+    return found
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("ranks")
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=on_rank, args=(rank, str(folder))) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-        assert process.exitcode == 0
-    found = [torch.load(folder / f"{rank}.pt") for rank in range(2)]
-    for each in found:
-        assert "failed" not in each, each["failed"]
-    return found
+    return found_by_two_ranks(on_rank, tmp_path_factory.mktemp("ranks"))
 
 
 def test_every_rank_gets_the_estimate_of_one_process(ranks: list[dict[str, Any]]) -> None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import traceback
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import distributed as dist
-from torch import multiprocessing
 
 import problems
 from crsam import landscape
 from crsam.errors import UserError
 from landscape.test_resume import same, whole
 from landscape.test_surface import data, losses_and_right, mean_loss
+from two_ranks import found_by_two_ranks
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo"
@@ -31,54 +28,30 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-def on_rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meet",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=40),
-    )
+def on_rank(rank: int, folder: Path) -> dict[str, Any]:
+    group, file = dist.group.WORLD, folder / "a.npz"
+    calls: list[float] = []
+
+    def counted(model: Any, batch: Any) -> Any:
+        calls.append(1)
+        return losses_and_right(model, batch)
+
+    found: dict[str, Any] = {"surfaces": [vars(whole(group=group, **way)) for way in WAYS]}
+    stop = [rank == 1 and n == 2 for n in range(9)]  # one rank is asked, both stop
+    part = whole(file, group=group, stop=lambda: stop.pop(0))
+    found["stopped"] = int(np.isnan(part.loss).sum())
+    found["resumed"] = vars(whole(file, counted, group=group))
+    found["calls"] = len(calls)
     try:
-        group, file = dist.group.WORLD, Path(folder, "a.npz")
-        calls: list[float] = []
-
-        def counted(model: Any, batch: Any) -> Any:
-            calls.append(1)
-            return losses_and_right(model, batch)
-
-        found: dict[str, Any] = {"surfaces": [vars(whole(group=group, **way)) for way in WAYS]}
-        stop = [rank == 1 and n == 2 for n in range(9)]  # one rank is asked, both stop
-        part = whole(file, group=group, stop=lambda: stop.pop(0))
-        found["stopped"] = int(np.isnan(part.loss).sum())
-        found["resumed"] = vars(whole(file, counted, group=group))
-        found["calls"] = len(calls)
-        try:
-            landscape.surface(problems.conv_net(), mean_loss, data(5 + rank), group=group)
-        except UserError as error:
-            found["data differ"] = str(error)
-    except BaseException:
-        found = {"failed": traceback.format_exc()}
-    torch.save(found, Path(folder, f"{rank}.pt"))
-    dist.barrier()
-    dist.destroy_process_group()
+        landscape.surface(problems.conv_net(), mean_loss, data(5 + rank), group=group)
+    except UserError as error:
+        found["data differ"] = str(error)
+    return found
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("ranks")
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=on_rank, args=(rank, str(folder))) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-        assert process.exitcode == 0
-    found = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
-    for each in found:
-        assert "failed" not in each, each["failed"]
-    return found
+    return found_by_two_ranks(on_rank, tmp_path_factory.mktemp("ranks"))
 
 
 def test_every_rank_gets_the_array_of_one_process(ranks: list[dict[str, Any]]) -> None:

@@ -21,7 +21,7 @@ class ScalarWriter:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise UserError(
-                "log.tensorboard = true needs TensorBoard: pip install 'crsam[tensorboard]'"
+                "log.tensorboard = true needs TensorBoard: pip install tensorboard"
             ) from None
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
         self._step = step

@@ -201,7 +201,7 @@ def _optuna() -> Any:
     try:
         optuna = importlib.import_module("optuna")
     except ImportError:
-        raise UserError("crsam sweep needs Optuna: pip install 'crsam[sweep]'") from None
+        raise UserError("crsam sweep needs Optuna: pip install optuna") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 

@@ -1,6 +1,6 @@
 """Figures of runs for print: the paper's, and what else one wants to see; PDF, SVG or PNG.
 
-Needs matplotlib: ``pip install 'crsam[report]'``.
+Needs matplotlib, the extra ``report``.
 """
 
 from __future__ import annotations

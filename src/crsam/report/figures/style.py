@@ -60,7 +60,7 @@ def check_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise UserError("figures need matplotlib: pip install 'crsam[report]'") from None
+        raise UserError("figures need matplotlib: pip install matplotlib") from None
 
 
 @contextmanager
