@@ -50,6 +50,7 @@ def build(name: str, model_name: str, compile: bool) -> CapturedStep:
         autocast=torch.bfloat16,
         parallel=parallel,
         compile=compile,
+        share=model_name,
         channels_last=True,
     )
 
@@ -69,7 +70,7 @@ def milliseconds(step: CapturedStep, batch: Batch, count: int) -> float:
     return start.elapsed_time(end) / count
 
 
-def an_epoch(step: CapturedStep, batch_size: int) -> float:
+def an_epoch(step: CapturedStep, batch_size: int, times_over: int) -> float:
     """Seconds of an epoch of 50,000 images, flipped and cropped on the GPU, metrics kept."""
     images = Held(
         torch.randint(256, (50000, 3, 32, 32), dtype=torch.uint8, device="cuda"),
@@ -77,7 +78,7 @@ def an_epoch(step: CapturedStep, batch_size: int) -> float:
     )
     feed = Feed((0.49, 0.48, 0.45), (0.25, 0.24, 0.26), 10, make_augment("basic"))
     batches, tally, times = Batches(images, feed, batch_size), Tally(), []
-    for epoch in range(3):
+    for epoch in range(times_over):
         torch.cuda.synchronize()
         start = time.perf_counter()
         for batch in batches.epoch(epoch):
@@ -94,10 +95,11 @@ def main() -> None:
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--epochs", type=int, default=3, help="to take the median of; 0: none")
     parser.add_argument("--only", nargs="*", default=list(CONTESTANTS))
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--priorities", nargs=2, type=int, help="of the two streams")
-    parser.add_argument("--packed", action="store_true", help="casts into one block")
+    parser.add_argument("--all-algorithms", action="store_true", help="let cuDNN try all it has")
     parser.add_argument("--profile", action="store_true", help="only: kernels of the first one")
     parser.add_argument("--inductor", nargs="*", default=[], help="options such as key=true")
     parser.add_argument("--out", type=Path)
@@ -110,7 +112,8 @@ def main() -> None:
         for part in parts[:-1]:
             target = getattr(target, part)
         setattr(target, parts[-1], json.loads(value))
-    functional.PACKED = args.packed
+    if args.all_algorithms:
+        torch.backends.cudnn.benchmark_limit = 0
     if args.priorities:
         functional.PRIORITIES = tuple(args.priorities)
     steps, peaks, epochs = {}, {}, {}
@@ -139,7 +142,7 @@ def main() -> None:
         for name, step in steps.items():
             times[name].append(milliseconds(step, batch, 50))
     for name, step in steps.items():
-        epochs[name] = an_epoch(step, args.batch)
+        epochs[name] = an_epoch(step, args.batch, args.epochs) if args.epochs else float("nan")
     medians = {name: statistics.median(t) for name, t in times.items()}
     print(f"\n{environment('cuda')['hardware']}, torch {torch.__version__}, {args.model}, "
           f"batch {args.batch}, {args.inductor}")  # fmt: skip

@@ -215,8 +215,8 @@ def test_bfloat16_learns(tmp_path: Path) -> None:
 )
 def test_fp16_skips_the_whole_step_when_a_pass_overflows(tmp_path: Path) -> None:
     class Overflowing(Classifier):
-        def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
-            out = super().forward(**inputs)
+        def forward(self, x: Tensor, labels: Tensor, index: Tensor) -> dict[str, Tensor]:
+            out = super().forward(x, labels, index)
             return {"loss": out["loss"] * (torch.inf if len(self.calls) == 3 else 1.0)}
 
     model = Overflowing()

@@ -21,6 +21,7 @@ from torch.optim import SGD
 import crsam
 from crsam.errors import UserError
 from crsam.optim import Curvature, Gradient, PartOfBatch
+from crsam.optim.functional import Functional
 from optim.combos import METHODS
 from optim.spread_problem import (
     batches,
@@ -175,6 +176,24 @@ def _overflow_in_the_second(rank: int, scope: str) -> dict[str, Any]:
     return {"before": before, "after": weights(model), "scale": scaler.get_scale()}
 
 
+def functionals(rank: int, folder: Path) -> dict[str, Any]:
+    """Model and loss known, with and without a wrapper around the model."""
+    found: dict[str, Any] = {}
+    for scope in ("batch", "rank"):
+        for name in ("sam", "crsam", "looksam"):
+            model = Replica(net())
+            follow_functional(optimizer(name, model, scope=scope), model.module, share(rank))
+            found[scope, name] = weights(model)
+    return found
+
+
+def follow_functional(opt: Any, model: nn.Module, mine: slice) -> None:
+    functional = Functional(model, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
+    for x, y in batches():
+        functional.batch = x[mine], y[mine]
+        opt.step(functional)
+
+
 def refusals(rank: int, folder: Path) -> dict[str, str]:
     wrong: dict[str, Callable[[], Any]] = {
         "no wrapper": lambda: trained("sam", net(), share(rank), scope="rank"),
@@ -191,6 +210,7 @@ def refusals_of_shards(rank: int, folder: Path) -> dict[str, str]:
         {
             "shards alone": lambda: trained("sam", model, share(rank), scope="rank"),
             "no model": lambda: bare.step(samples(model, x, y)),
+            "functional": lambda: follow_functional(optimizer("sam", model), model, share(rank)),
         }
     )
 
@@ -280,6 +300,7 @@ JOBS: dict[str, dict[str, Callable[[int, Path], Any]]] = {
         "300 steps": three_hundred_steps,
         "groups": groups_of_one,
         "overflow": one_overflows,
+        "functional": functionals,
         "refusals": refusals,
     },
     "shards": {
@@ -436,6 +457,12 @@ def test_losses_are_those_of_the_processes_that_share_a_batch(replicas: list[Any
         assert_close(each["groups"], weights(model) * 2, 1e-12)
 
 
+def test_a_functional_follows_the_whole_batch_too(replicas: list[Any]) -> None:
+    for each in replicas:
+        for (scope, name), found in each["functional"].items():
+            assert_close(found, each["by scope"][scope][name])
+
+
 @pytest.mark.parametrize("scope", ["batch", "rank"])
 def test_an_overflow_in_one_process_skips_the_step_in_all(scope: str, replicas: list[Any]) -> None:
     for each in replicas:
@@ -497,3 +524,4 @@ def test_what_would_go_wrong_silently_with_shards_is_refused(shards: list[Any]) 
     for each in shards:
         assert "sharded weights exist only once" in each["refusals"]["shards alone"]
         assert "say model=" in each["refusals"]["no model"]
+        assert "a Functional takes whole weights" in each["refusals"]["functional"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.optim import SGD, AdamW
 
 import crsam
 import problems
+from crsam import _tensors as tn
 from crsam.optim import functional
 from crsam.optim.functional import Functional
 
@@ -119,22 +121,24 @@ def test_calling_it_by_hand_says_what_to_do() -> None:
         Functional(problems.conv_net(), loss_fn)()
 
 
-def test_casts_in_one_block_are_the_casts_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    shapes = [(4, 3, 3, 3), (8, 4, 1, 1), (5,), (7, 3), (6, 4, 3, 3), ()]
-    tensors = [torch.randn(shape) for shape in shapes]
-    tensors[4] = tensors[4].to(memory_format=torch.channels_last)
-    dtypes = (torch.bfloat16, torch.float32, torch.bfloat16, torch.float64, torch.bfloat16)
-    dtypes += (torch.bfloat16,)
-    apart = functional._narrowed(tensors, dtypes)
-    monkeypatch.setattr(functional, "PACKED", True)
-    together = functional._narrowed(tensors, dtypes)
-    for a, b in zip(apart, together, strict=True):
-        assert torch.equal(a, b)
-        assert (a.dtype, a.stride()) == (b.dtype, b.stride())
-    starts = [together[i].data_ptr() - together[4].data_ptr() for i in (0, 4)]
-    assert all(start % 8 == 0 for start in starts)
-    assert together[0].untyped_storage().data_ptr() == together[4].untyped_storage().data_ptr()
+@pytest.mark.parametrize("options", [{}, {"form": "linear", "every": 2}])
+def test_fused_algebra_is_the_algebra(options: dict[str, Any]) -> None:
+    models = [problems.conv_net(), problems.conv_net()]
+    opts = [
+        crsam.CRSAM(SGD(m.parameters(), lr=0.05, momentum=0.9), model=m, warmup=2, **options)
+        for m in models
+    ]
+    closures = [Functional(m, loss_fn) for m in models]
+    for t, batch in enumerate(problems.batches(8)):
+        for opt, closure, fusing in zip(opts, closures, (nullcontext(), tn.fusing())):
+            torch.manual_seed(t)
+            closure.batch = batch
+            with fusing:
+                opt.step(closure)
+    for a, b in zip(*(m.parameters() for m in models)):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+    for name, value in opts[0].report.items():
+        torch.testing.assert_close(opts[1].report[name], value, rtol=1e-9, atol=1e-9)
 
 
 def test_equal_models_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:

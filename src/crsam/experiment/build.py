@@ -119,6 +119,7 @@ def build_step(
         optimizer,
         autocast=autocast_of(recipe),
         channels_last=train.channels_last,
+        compile=train.compile,
         # Runs of a comparison differ in method, seed and weights, not in what is compiled.
         share=repr((recipe.model, model, train.precision, train.channels_last)),
         tell=True,

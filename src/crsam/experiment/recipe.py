@@ -109,7 +109,10 @@ class Train:
     channels_last: bool = False
     """Memory order that convolutions on GPUs are faster in."""
     capture: bool = True
-    """On a CUDA device: compile the model, and capture whole steps in a CUDA graph."""
+    """On a CUDA device: capture whole steps in a CUDA graph."""
+    compile: bool = True
+    """Where steps are captured: compile model and loss first, which takes up to minutes for nets
+    of very many layers."""
 
     def __post_init__(self) -> None:
         _fit_fields(self, "train")

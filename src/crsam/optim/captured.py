@@ -123,6 +123,7 @@ class Captured:
             return work()
         except Exception as error:
             tn.copy_(state, saved)
+            error = _first(error)
             first_line = next(iter(str(error).strip().splitlines()), "")
             raise CannotCapture(f"{type(error).__name__}: {first_line}") from error
 
@@ -169,7 +170,7 @@ class Captured:
 
     def _capture(self) -> Graph:
         graph = torch.cuda.CUDAGraph()
-        with self._knobs.turned(), torch.cuda.graph(graph):
+        with _as_if_never_begun(), self._knobs.turned(), torch.cuda.graph(graph):
             loss, report = self._take()
         return Graph(graph, loss, self.closure.extra, report)
 
@@ -206,6 +207,27 @@ class Captured:
                 for t in entry.values() if isinstance(t, Tensor)]  # fmt: skip
         model = self.closure.model
         return [*(p.data for p in model.parameters()), *model.buffers(), *kept]
+
+
+@contextmanager
+def _as_if_never_begun() -> Iterator[None]:
+    """Undoes what torch leaves behind when a capture fails within."""
+    stream = torch.cuda.current_stream()
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    before = generator.clone_state()
+    try:
+        yield
+    except Exception:
+        torch.cuda.set_stream(stream)
+        generator.graphsafe_set_state(before)  # or it would take itself to be captured for ever
+        raise
+
+
+def _first(error: Exception) -> Exception:
+    """What went wrong first: the end of a capture that failed fails too, and says less."""
+    while isinstance(error.__context__, Exception):
+        error = error.__context__
+    return error
 
 
 def _random_states() -> Tensors:

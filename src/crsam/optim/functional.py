@@ -19,8 +19,11 @@ from torch.nn.modules.conv import _ConvNd
 
 from crsam import _tensors as tn
 from crsam._tensors import Scale, Tensors
+from crsam.errors import UserError
 from crsam.optim.closure import Selection
+from crsam.optim.parallel import Parallel
 from crsam.optim.probe import Evaluation, Offset, as_scalar
+from crsam.optim.ranks import Ranks
 from crsam.optim.replay import Replay
 
 LossFunction = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]
@@ -81,6 +84,7 @@ class Functional:
                 if isinstance(module, nn.Linear | _ConvNd)
                 for p in module.parameters(recurse=False)
             }
+        self._counts = False  # whether batches are counted here, and not by the layers
         self._evaluate: _Evaluate
         if not compile:
             self._evaluate = _evaluation(model, loss_fn)
@@ -90,8 +94,11 @@ class Functional:
             if share not in _compiled:
                 # A copy without weights: it outlives the model, and none of its own are ever used.
                 skeleton = copy.deepcopy(model).to("meta")
+                for module in _counting(skeleton):
+                    module.num_batches_tracked = None
                 _compiled[share] = torch.compile(_evaluation(skeleton, loss_fn))
             self._evaluate = _compiled[share]
+            self._counts = True
 
     def __call__(self) -> Tensor:
         raise TypeError("a Functional is given to step, not called: opt.step(functional)")
@@ -101,8 +108,20 @@ class Functional:
         return tuple(self._narrow.get(id(p), p.dtype) for p in params)
 
     def buffers(self) -> dict[str, Tensor]:
-        """The model's own, by name."""
-        return {"model." + name: buffer for name, buffer in self.model.named_buffers()}
+        """The model's own, by name; without those that `count` counts."""
+        left_out = set(map(id, _counting(self.model).values())) if self._counts else set()
+        return {
+            "model." + name: buffer
+            for name, buffer in self.model.named_buffers()
+            if id(buffer) not in left_out
+        }
+
+    def count(self) -> None:
+        """Adds a batch to what batch norm counts: once for all layers, where we may."""
+        layers = _counting(self.model) if self._counts else {}
+        counters = [counter for layer, counter in layers.items() if layer.training]
+        if counters:
+            torch._foreach_add_(counters, 1)
 
     def spare_buffers(self, side: int) -> dict[str, Tensor]:
         """Copies for a pass that must not move the model's own; one set for each `side` of ``w``.
@@ -152,6 +171,17 @@ def _evaluation(model: nn.Module, loss_fn: LossFunction) -> _Evaluate:
     return evaluate
 
 
+def _counting(model: nn.Module) -> dict[_BatchNorm, Tensor]:
+    """Layers that count batches and make no use of it, and their counters: a kernel for each."""
+    return {
+        module: module.num_batches_tracked
+        for module in model.modules()
+        if isinstance(module, _BatchNorm)
+        and module.num_batches_tracked is not None
+        and module.momentum is not None
+    }
+
+
 class _LossOf(nn.Module):
     def __init__(self, model: nn.Module, loss_fn: LossFunction) -> None:
         super().__init__()
@@ -168,10 +198,22 @@ class FunctionalProbe:
     Args:
         closure: Knows model, loss and batch.
         params: The parameters to take gradients of.
+        parallel: How the model is spread over processes; None: it is not.
+
+    Raises:
+        UserError: If each process holds but a part of the weights.
     """
 
-    def __init__(self, closure: Functional, params: Sequence[nn.Parameter]) -> None:
+    def __init__(
+        self,
+        closure: Functional,
+        params: Sequence[nn.Parameter],
+        parallel: Parallel | None = None,
+    ) -> None:
         self.closure = closure
+        self.ranks = Ranks() if parallel is None else parallel.of_a_pass
+        if parallel is not None and parallel.is_sharded:
+            raise UserError("a Functional takes whole weights, and these are spread over processes")
         self.params = list(params)
         self.replay = Replay(params, None) if closure.draws else None
         self.seen: set[int] = set()
@@ -218,7 +260,10 @@ class FunctionalProbe:
             loss, extra, grads = self.closure.at(self.params, weights, buffers)
         if self._first:
             self._first, self.closure.extra = False, extra
-        return Evaluation(as_scalar(loss), _cast(self._dense(grads), self._own_dtypes))
+            self.closure.count()
+        # No wrapper sees these gradients, and so none has averaged them.
+        dense = self.ranks.mean_(_cast(self._dense(grads), self._own_dtypes))
+        return Evaluation(as_scalar(loss), dense)
 
     def _dense(self, grads: list[Tensor | None]) -> Tensors:
         self.seen |= {i for i, g in enumerate(grads) if g is not None}
@@ -250,7 +295,14 @@ def _cast(tensors: Tensors, dtypes: Dtypes) -> Tensors:
 
 @tn.fused
 def _as(tensors: Tensors, dtypes: Dtypes) -> Tensors:
+    if torch.compiler.is_compiling():
+        # Changes nothing, but of an operation on the whole list the compiler makes one kernel.
+        tensors = tn.scale_(tensors, 1.0)
     return _narrowed(tensors, dtypes)
+
+
+def _narrowed(tensors: Tensors, dtypes: Dtypes) -> Tensors:
+    return [t.to(dtype) for t, dtype in zip(tensors, dtypes)]
 
 
 @tn.fused
@@ -268,42 +320,6 @@ def _moved_both(
     up = tn.add_(tn.scale_(tn.copied(direction), scale), weights)
     down = tn.add_(tn.scale_(tn.copied(direction), minus_scale), weights)
     return _narrowed(up, dtypes), _narrowed(down, dtypes)
-
-
-PACKED = False
-"""Whether casts are written into one block, which a compiler can do in one kernel."""
-
-
-def _narrowed(tensors: Tensors, dtypes: Dtypes) -> Tensors:
-    """Each tensor in its dtype."""
-    if not PACKED:
-        return [t.to(dtype) for t, dtype in zip(tensors, dtypes)]
-    out = list(tensors)
-    for dtype in dict.fromkeys(dtypes):
-        which = [i for i, t in enumerate(tensors) if t.dtype != dtype == dtypes[i]]
-        # Those of odd length last, so that all others begin where kernels want them to.
-        which.sort(key=lambda i: tensors[i].numel() % 8 != 0)
-        if which:
-            for i, cast in zip(which, _one_block([tensors[i] for i in which], dtype)):
-                out[i] = cast
-    return out
-
-
-def _memory_order(tensor: Tensor) -> list[int]:
-    """The dimensions, outermost first."""
-    strides = tensor.stride()
-    return sorted(range(tensor.dim()), key=lambda d: (-strides[d], d))
-
-
-def _one_block(tensors: Tensors, dtype: torch.dtype) -> Tensors:
-    """Casts that lie one after the other, each in its own order of dimensions."""
-    orders = [_memory_order(t) for t in tensors]
-    flat = [t.permute(order).reshape(-1).to(dtype) for t, order in zip(tensors, orders)]
-    parts = torch.split(torch.cat(flat), [t.numel() for t in tensors])
-    return [
-        part.view([t.shape[d] for d in order]).permute([order.index(d) for d in range(t.dim())])
-        for part, t, order in zip(parts, tensors, orders)
-    ]
 
 
 PRIORITIES = (-1, 0)

@@ -42,6 +42,8 @@ class Offset:
 
     direction: Tensors
     scale: Scale
+    norm: Tensor | None = None
+    """Of the direction, where it is known already."""
 
     def __neg__(self) -> Offset:
         if isinstance(self.scale, list):
@@ -51,6 +53,8 @@ class Offset:
     def length(self) -> Tensor:
         """Its L2 norm."""
         scale = self.scale
+        if self.norm is not None and not isinstance(scale, list):
+            return abs(self.norm * scale)
         if isinstance(scale, list):
             scale = torch.stack([torch.as_tensor(s) for s in scale])
         return torch.linalg.vector_norm(tn.norms(self.direction) * scale)
@@ -154,9 +158,9 @@ class ClosureProbe:
         owned = ranks.counts(self.closure.num_samples, self.params[0].device)
         own = range(sum(owned[: ranks.rank]), sum(owned[: ranks.rank + 1]))
         wanted = range(min(num_samples, sum(owned)))
-        mine = [i - own.start for i in wanted if i in own]
+        num_mine = len([i for i in wanted if i in own])
         # Of no sample there is no forward, and the others wait for this one's.
-        asked = torch.tensor(mine or [0], device=self.params[0].device)
+        asked = torch.arange(num_mine or 1, device=self.params[0].device)
         total: Tensors = [torch.zeros_like(p) for p in self.params]
         with self.replay.one_pass(), torch.enable_grad(), self.parallel.quiet():
             losses = self.closure.losses(asked)
@@ -167,11 +171,11 @@ class ClosureProbe:
                     loss = losses[i - own.start if i in own else 0] * weight
                     self._add_square(total, loss, more=i + 1 < len(wanted))
                 return total
-            for i in range(len(mine)):
+            for i in range(num_mine):
                 grads = torch.autograd.grad(
                     self._scaled(losses[i]),
                     self.params,
-                    retain_graph=i + 1 < len(mine),
+                    retain_graph=i + 1 < num_mine,
                     materialize_grads=True,
                 )
                 own_grads = tn.clone(grads)  # they may share memory

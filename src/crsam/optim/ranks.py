@@ -45,6 +45,8 @@ class Ranks:
         return self._reduce(tensors, 1.0)
 
     def _reduce(self, tensors: Tensors, times: float) -> Tensors:
+        if self.size == 1:
+            return tensors
         for bucket in self._buckets(tensors):
             flat = torch.cat([t.reshape(-1) for t in bucket])
             dist.all_reduce(flat, group=self.group)

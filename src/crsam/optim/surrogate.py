@@ -96,7 +96,7 @@ class Passes:
     def _probe(self, closure: Closure | Divisible, step: Step) -> ClosureProbe | FunctionalProbe:
         probe: ClosureProbe | FunctionalProbe
         if isinstance(closure, Functional):
-            probe = FunctionalProbe(closure, step.params)
+            probe = FunctionalProbe(closure, step.params, step.parallel)
         else:
             replay = Replay(step.params, self.model, undoes=self.unscaling is not None)
             self._replays.append(replay)

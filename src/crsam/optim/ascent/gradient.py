@@ -24,4 +24,4 @@ class Gradient(Ascent):
     hyper: ClassVar[tuple[str, ...]] = ("rho",)
 
     def __call__(self, step: Step, center: Evaluation, probe: Probe) -> Offset:
-        return Offset(list(center.grads), step.radius_over(step.grad_norm))
+        return Offset(list(center.grads), step.radius_over(step.grad_norm), step.grad_norm)

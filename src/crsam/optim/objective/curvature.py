@@ -99,9 +99,8 @@ class Curvature(Objective):
             plus = self.above(step, center, offset, probe, last=False)
             v = step.draw(torch.randn, stream=1)
             up, down = probe.both(Offset(v, length * tn.safe_reciprocal(tn.norm(v))))
-        d_1 = up.loss - down.loss
-        d_2 = (up.loss - center.loss) + (down.loss - center.loss)
         loss = center.loss
+        d_1, d_2 = _differences(loss, up.loss, down.loss)
         if self.form == "log" or self.direction == "random":
             # They weigh gradients of the whole batch, so they must be those of the whole batch.
             d_1, d_2, loss = step.ranks.mean(d_1, d_2, loss)
@@ -113,28 +112,47 @@ class Curvature(Objective):
             sign = torch.where(d_1 < 0, -1.0, 1.0).to(d_1.dtype)
             beta, d_1 = times(beta, sign), d_1 * sign
         if self.form == "log":
-            alpha = times(alpha, self._guarded(step, "curvature", d_2, loss))
-            beta = times(beta, self._guarded(step, "slope", d_1, loss))
+            floor = 8 * torch.finfo(loss.dtype).eps if self.floor is None else self.floor
+            per_d_1, dropped_1, per_d_2, dropped_2 = _guarded(d_1, d_2, floor * loss.abs())
+            step.report |= {"dropped_curvature": dropped_2, "dropped_slope": dropped_1}
+            alpha, beta = times(alpha, per_d_2), times(beta, per_d_1)
         regularizer = _weighed(
             center.grads, up.grads, down.grads, times(alpha, -2.0), times(beta, -1.0)
         )
         scale: Tensor | float = 1.0
         if self.trust is not None:
-            size = tn.norm(regularizer) * tn.safe_reciprocal(tn.norm(plus.grads))
-            step.report["regularizer"] = size
-            scale = torch.where(size > self.trust, self.trust / size, 1.0)
+            ours, theirs = tn.norms([*regularizer, *plus.grads]).chunk(2)
+            scale, step.report["regularizer"] = _bounded(ours, theirs, self.trust)
             step.report["trust_scale"] = scale
         if self.every > 1:
             share = tn.safe_reciprocal(tn.norm(plus.grads)) * scale
             step.keep("regularizer", tn.scale_(tn.clone(regularizer), share))
         return _added(plus.grads, regularizer, scale)
 
-    def _guarded(self, step: Step, term: str, difference: Tensor, loss: Tensor) -> Tensor:
-        """``1/difference``, or 0, and reported as dropped, where it is not safely positive."""
-        floor = 8 * torch.finfo(loss.dtype).eps if self.floor is None else self.floor
-        safe = difference > floor * loss.abs()
-        step.report[f"dropped_{term}"] = (~safe).to(loss.dtype)
-        return torch.where(safe, 1.0 / difference, 0.0)
+
+@tn.fused
+def _differences(center: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+    """``d_1`` and ``d_2``."""
+    return up - down, (up - center) + (down - center)
+
+
+@tn.fused
+def _guarded(d_1: Tensor, d_2: Tensor, floor: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """For each, ``1/d``, or 0 where it is not safely positive; and whether it is not."""
+    found = []
+    for d in (d_1, d_2):
+        safe = d > floor
+        found += [torch.where(safe, 1.0 / d, 0.0), (~safe).to(d.dtype)]
+    return found[0], found[1], found[2], found[3]
+
+
+@tn.fused
+def _bounded(ours: Tensor, theirs: Tensor, trust: float) -> tuple[Tensor, Tensor]:
+    """By what to scale a term beside a gradient, given the norms of the tensors of both; and the
+    ratio of the norms of the whole."""
+    length = torch.linalg.vector_norm(theirs)
+    ratio = torch.linalg.vector_norm(ours) * tn.safe_reciprocal(length)
+    return torch.where(ratio > trust, trust / ratio, 1.0), ratio
 
 
 @tn.fused
