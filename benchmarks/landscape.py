@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("--also", action="store_true", help="time the options of a landscape too")
     parser.add_argument("--whole", type=int, help="also time one landscape of so many a side")
     parser.add_argument("--precision", choices=DTYPES, default="float32")
+    parser.add_argument("--compile", action="store_true", help="model and loss")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, help="a JSON file to write")
@@ -116,7 +117,9 @@ def main() -> None:
     model = ResNet(18, 10, width=args.width).to(device, memory_format=layout)
     batches = images(args.root, args.samples, args.batch, device)
     batches = [(x.contiguous(memory_format=layout), y) for x, y in batches]
-    loss_fn = partial(losses_and_right, autocast=DTYPES[args.precision])
+    loss_fn: LossFn = partial(losses_and_right, autocast=DTYPES[args.precision])
+    if args.compile:
+        loss_fn = torch.compile(loss_fn)
     given: dict[str, Any] = {"model": model, "loss_fn": loss_fn, "batches": batches}
 
     ways: dict[str, Callable[[], object]] = {
