@@ -64,6 +64,7 @@ COUNT = st.integers(1, 10**6)
 RECIPE = st.builds(
     Recipe,
     seed=st.integers(0, 2**63 - 1),
+    init=st.none() | TEXT.filter(lambda text: text not in ("", "none")),
     method=st.sampled_from(["base", *crsam.methods()]),
     methods=st.fixed_dictionaries({}, optional={n: options("methods", n) for n in crsam.methods()}),
     data=st.builds(

@@ -20,9 +20,11 @@ from crsam.data.augment import options as augment_options
 from crsam.data.batches import Batches, Feed, derive
 from crsam.data.images import Images
 from crsam.errors import UserError
+from crsam.experiment.init import Started, read_init
 from crsam.experiment.options import optimizers
 from crsam.experiment.recipe import Recipe
 from crsam.models import make_model
+from crsam.models import options as model_options
 from crsam.optim.captured import why_not
 from crsam.optim.methods import options as method_options
 from crsam.progress import say
@@ -56,12 +58,32 @@ class Parts:
     batches: Batches
     take_step: EagerStep | CapturedStep
     plan: Plan
+    started: Started | None = None
+    """From which file, where the recipe names one and the run begins."""
 
 
-def build(recipe: Recipe, world: World, label: str = "training", lines: bool = True) -> Parts:
-    """What the recipe says, on this process's device."""
+def build(
+    recipe: Recipe,
+    world: World,
+    label: str = "training",
+    lines: bool = True,
+    *,
+    begins: bool = True,
+) -> Parts:
+    """What the recipe says, on this process's device.
+
+    Args:
+        recipe: What to build.
+        world: The processes that take part.
+        label: Of the progress bar.
+        lines: Say a line an epoch where there is no terminal.
+        begins: Whether the run starts at its first step: if not, nothing is read that only first
+            weights are made of.
+    """
+    init = read_init(recipe.init) if begins and recipe.init is not None else None
     splits = build_data(recipe, world.device)
-    model = build_model(recipe, splits, world.device)
+    model = build_model(recipe, splits, world.device, begins=begins)
+    started = None if init is None else init.into(model)
     optimizer = build_optimizer(recipe, model)
     train = recipe.train
     return Parts(
@@ -76,6 +98,7 @@ def build(recipe: Recipe, world: World, label: str = "training", lines: bool = T
         plan=Plan(
             train.epochs, recipe.schedule, recipe.seed, recipe.log.every, label=label, lines=lines
         ),
+        started=started,
     )
 
 
@@ -193,16 +216,30 @@ def loaded(name: str, root: Path, image_size: int | None, download: bool) -> dat
     return data.load(name, root, image_size=image_size, download=download)
 
 
-def build_model(recipe: Recipe, splits: Splits, device: torch.device) -> nn.Module:
-    """The model with the first weights of this seed."""
+def build_model(
+    recipe: Recipe, splits: Splits, device: torch.device, *, begins: bool = True
+) -> nn.Module:
+    """The model with the first weights of this seed, made for the size of the images.
+
+    Args:
+        recipe: What to build.
+        splits: The images.
+        device: Where to put it.
+        begins: False: its weights will come from a checkpoint, and no others are fetched.
+    """
     torch.manual_seed(derive(recipe.seed, "weights"))
     channels, height, width = splits.train.shape
+    given = dict(recipe.model.options)
+    if "image_size" in model_options(recipe.model.name) and height == width:
+        given.setdefault("image_size", height)
+    if not begins:
+        given.pop("pretrained", None)
     with naming("model"):
         model = make_model(
             recipe.model.name,
             splits.feed.num_classes,
             in_channels=channels,
-            **recipe.model.options,
+            **given,
         )
     model = model.to(device, splits.feed.dtype)
     if recipe.train.channels_last:
@@ -211,10 +248,10 @@ def build_model(recipe: Recipe, splits: Splits, device: torch.device) -> nn.Modu
         nothing = torch.zeros(1, *splits.train.shape, dtype=splits.feed.dtype, device=device)
         with torch.no_grad():
             model.eval()(nothing)
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # timm asserts
         raise UserError(
             f"model {recipe.model.name!r} does not take images of {channels}×{height}×{width}: "
-            f"{str(error).splitlines()[0]}"
+            f"{next(iter(str(error).splitlines()), 'no reason given')}"
         ) from error
     return model.train()
 

@@ -194,7 +194,9 @@ class Recipe:
     loss: Loss = field(default_factory=Loss)
     """Label smoothing and mixup."""
     model: Choice = field(default_factory=lambda: Choice("digits_mlp"))
-    """One of `crsam.models.models`."""
+    """One of `crsam.models.models`, or ``timm:NAME``."""
+    init: str | None = None
+    """A file of weights to start from, or the folder of a run; None: weights are drawn."""
     optimizer: Choice = field(
         default_factory=lambda: Choice("sgd", {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4})
     )
@@ -214,6 +216,8 @@ class Recipe:
         set_ = functools.partial(object.__setattr__, self)
         set_("seed", fitted("seed", self.seed, int))
         require(0 <= self.seed < 2**63, "seed", self.seed, "at least 0 and below 2**63")
+        set_("init", fitted("init", self.init, str | None))
+        require(self.init != "", "init", self.init, 'a file or "none"')
         for table in CHOICES:
             set_(table, _settled(table, getattr(self, table)))
         if "lr" not in self.optimizer.options:
@@ -273,6 +277,8 @@ def as_tables(recipe: Recipe) -> dict[str, Any]:
         {'name': 'digits_mlp'}
     """
     tables: dict[str, Any] = {"seed": recipe.seed, "method": recipe.method}
+    if recipe.init is not None:
+        tables["init"] = recipe.init
     swept = ("sweep",) if recipe.sweep.ranges else ()
     for table in ("data", "augment", "loss", "model", "optimizer", "schedule", "train", "log",
                   "measure", *swept):  # fmt: skip
