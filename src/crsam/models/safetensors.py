@@ -49,7 +49,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         return {name: _tensor(name, entry, content) for name, entry in header.items()}
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise UserError(f"{path} is not a whole safetensors file: {error}") from error
 
 
