@@ -163,3 +163,35 @@ def test_bad_values_are_told(value: Any, message: str) -> None:
 def test_none_is_said_by_saying_nothing() -> None:
     assert load_recipe("digits", ["init=none"]).init is None
     assert differences(Recipe(), Recipe(init="a.pt")) == ['init: nothing there, "a.pt" here']
+
+
+@pytest.mark.parametrize("method", ["sgd", "crsam"])
+def test_the_backbone_learns_at_its_own_rate(method: str) -> None:
+    def moved(share: float) -> dict[str, torch.Tensor]:
+        recipe = tiny(f"method={method}", f"train.backbone_lr={share}", "optimizer.momentum=0",
+                      "optimizer.weight_decay=0", "methods.crsam.warmup=0",
+                      "train.precision=float64")  # fmt: skip
+        parts = building.build(recipe, World(), lines=False)
+        before = {k: v.clone() for k, v in parts.training.model.state_dict().items()}
+        parts.training.set_rates(0.5)
+        parts.take_step(next(parts.batches.epoch(0)))
+        return {k: v - before[k] for k, v in parts.training.model.state_dict().items()}
+
+    whole, less = moved(1), moved(0.1)
+    for name, step in whole.items():
+        share = 1 if name.startswith("layers.5") else 0.1
+        torch.testing.assert_close(less[name], share * step, rtol=1e-9, atol=1e-12)
+
+
+def test_two_rates_go_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tiny("train.backbone_lr=0.1")
+    run(recipe, tmp_path / "whole", lines=False)
+    count = itertools.count(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(interrupt.Stop, "asked", property(lambda stop: next(count) == 7))
+        with pytest.raises(Stopped):
+            run(recipe, tmp_path / "broken", lines=False)
+    run(recipe, tmp_path / "broken", lines=False)
+    assert_same(tmp_path / "whole", tmp_path / "broken")
+    lines = (tmp_path / "whole/metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[0])["lr"] > 0.09  # the head's

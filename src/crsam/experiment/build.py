@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,6 +26,7 @@ from crsam.experiment.options import optimizers
 from crsam.experiment.recipe import Recipe
 from crsam.models import make_model
 from crsam.models import options as model_options
+from crsam.models.weights import head_of
 from crsam.optim.captured import why_not
 from crsam.optim.methods import options as method_options
 from crsam.progress import say
@@ -259,7 +261,9 @@ def build_model(
 def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     """The base optimizer, or the method around it."""
     with naming("optimizer"):
-        base = optimizers()[recipe.optimizer.name](model.parameters(), **recipe.optimizer.options)
+        base = optimizers()[recipe.optimizer.name](
+            groups(recipe, model), **recipe.optimizer.options
+        )
     if recipe.method == recipe.optimizer.name:
         return base
     given = dict(recipe.method_options)
@@ -274,6 +278,17 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
             seed=recipe.seed,
             **given,
         )
+
+
+def groups(recipe: Recipe, model: nn.Module) -> Iterable[nn.Parameter] | list[dict[str, Any]]:
+    """All parameters; the head's apart, and first, where the others learn at another rate."""
+    share, lr = recipe.train.backbone_lr, recipe.optimizer.options["lr"]
+    if share == 1:
+        return model.parameters()
+    head, others = [], []
+    for name, parameter in model.named_parameters():
+        (head if name.startswith(head_of(model)) else others).append(parameter)
+    return [{"params": head, "lr": lr}, {"params": others, "lr": share * lr}]
 
 
 def autocast_of(recipe: Recipe) -> torch.dtype | None:

@@ -104,6 +104,8 @@ class Train:
     """``"bfloat16"`` is autocast: weights and losses stay float32."""
     clip_norm: float | None = None
     """The norm that gradients, or a method's surrogate, are clipped to; None: not clipped."""
+    backbone_lr: float = 1.0
+    """Learning rate of all layers but the last, as a share of its; to fine-tune with less than 1."""
     ema: float | None = None
     """Decay of the average of the weights that is judged in their place; None: no average."""
     channels_last: bool = False
@@ -118,6 +120,7 @@ class Train:
         if self.batch_size % self.accumulate:
             message = f"must divide train.batch_size = {self.batch_size}, got {self.accumulate}"
             raise RecipeError(f"train.accumulate {message}", "train.accumulate")
+        require(self.backbone_lr > 0, "train.backbone_lr", self.backbone_lr, "above 0")
         norm, decay = self.clip_norm, self.ema
         require(norm is None or norm > 0, "train.clip_norm", norm, 'above 0 or "none"')
         require(decay is None or 0 < decay < 1, "train.ema", decay, 'between 0 and 1 or "none"')

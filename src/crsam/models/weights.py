@@ -101,7 +101,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Loaded:
     """
     own = model.state_dict()
     given = _named_alike(weights, own)
-    head = _head(model)
+    head = head_of(model)
     taken: dict[str, Tensor] = {}
     resized: dict[str, Tensor] = {}
     new: list[str] = []
@@ -129,6 +129,21 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Loaded:
         raise UserError(f"tensors {'; '.join(parts)}")
     model.load_state_dict({**taken, **resized}, strict=False)
     return Loaded(tuple(taken), tuple(resized), tuple(new))
+
+
+def head_of(model: nn.Module) -> tuple[str, ...]:
+    """What the names of the head's tensors begin with: the last linear layer's, or as timm says.
+
+    Example:
+        >>> from crsam.models import ResNet
+        >>> head_of(ResNet(18, num_classes=10, width=4))
+        ('fc.',)
+    """
+    config = getattr(model, "pretrained_cfg", None) or {}
+    names = config.get("classifier") or ()
+    if not names:
+        names = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)][-1:]
+    return tuple(f"{name}." for name in ([names] if isinstance(names, str) else names))
 
 
 def _read_torch(file: Path) -> dict[str, Any]:
@@ -164,15 +179,6 @@ def _named_alike(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> di
             return dict(weights)
         found = {name.partition(".")[2]: tensor for name, tensor in found.items()}
     return found
-
-
-def _head(model: nn.Module) -> tuple[str, ...]:
-    """What the names of the last layer's tensors begin with: timm says which, else it is linear."""
-    config = getattr(model, "pretrained_cfg", None) or {}
-    names = config.get("classifier") or ()
-    if not names:
-        names = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)][-1:]
-    return tuple(f"{name}." for name in ([names] if isinstance(names, str) else names))
 
 
 def _kind(tensor: Tensor) -> str:
