@@ -285,9 +285,9 @@ def groups(recipe: Recipe, model: nn.Module) -> Iterable[nn.Parameter] | list[di
     share, lr = recipe.train.backbone_lr, recipe.optimizer.options["lr"]
     if share == 1:
         return model.parameters()
-    head, others = [], []
-    for name, parameter in model.named_parameters():
-        (head if name.startswith(head_of(model)) else others).append(parameter)
+    first = head_of(model)
+    head = [p for name, p in model.named_parameters() if name.startswith(first)]
+    others = [p for name, p in model.named_parameters() if not name.startswith(first)]
     return [{"params": head, "lr": lr}, {"params": others, "lr": share * lr}]
 
 

@@ -105,7 +105,7 @@ class Train:
     clip_norm: float | None = None
     """The norm that gradients, or a method's surrogate, are clipped to; None: not clipped."""
     backbone_lr: float = 1.0
-    """Learning rate of all layers but the last, as a share of its; to fine-tune with less than 1."""
+    """Learning rate of all layers but the last, in those of the last; below 1 to fine-tune."""
     ema: float | None = None
     """Decay of the average of the weights that is judged in their place; None: no average."""
     channels_last: bool = False
