@@ -198,6 +198,7 @@ class Journal:
 
     def save(self) -> None:
         self.world.agree(self.parts.training.model, self.parts.training.judged)
+        self.parts.training.tally.agree(self.world)
         if self.log is not None:
             state = {
                 "training": self.parts.training.state_dict(),
