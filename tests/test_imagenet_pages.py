@@ -24,7 +24,7 @@ PAGES = ["docs/imagenet.md", "docs/finetuning.md", "docs/timm.md", "README.md"]
 
 def commands(page: str) -> list[list[str]]:
     """The words of every command that takes a recipe or a study, with the command first."""
-    text = (ROOT / page).read_text()
+    text = (ROOT / page).read_text().replace("\\\n", " ")
     lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
              for line in block.splitlines()]  # fmt: skip
     words = [shlex.split(line, comments=True) for line in lines]
@@ -60,12 +60,21 @@ def test_the_table_of_recipes_is_that_of_the_recipes() -> None:
         given, crsam = recipe.optimizer.options, recipe.methods["crsam"]
         name = {"sgd": "SGD", "adamw": "AdamW"}[recipe.optimizer.name]
         row = (
-            f"| `paper/imagenet/{model}` | {name} | {recipe.train.epochs} | "
+            f"| `{model}` | {name} | {recipe.train.epochs} | "
             f"{recipe.train.batch_size} | {number(given['lr'])} | "
             f"{number(given['weight_decay'])} | {recipe.methods['sam']['rho']:.2f} | "
             f"{crsam['rho']:.2f}, {crsam['alpha']}, {crsam['beta']} |"
         )
         assert row in page
+
+
+def test_the_file_of_the_page_is_a_recipe(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / PAGES[0]).read_text(), re.DOTALL)
+    (tmp_path / "mine.toml").write_text(text)
+    recipe = load_recipe(tmp_path / "mine.toml")
+    assert (recipe.train.precision, recipe.train.channels_last) == ("bfloat16", True)
+    for model in re.findall(r"base.*# or (.*)", text)[0].split(", "):
+        load_recipe(f"paper/imagenet/{model}")
 
 
 def number(value: float) -> str:
