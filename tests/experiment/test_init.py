@@ -106,6 +106,15 @@ def test_fresh_without_a_file_forgets_it(weights: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run/init.json").exists()
 
 
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_run_does_not_overwrite_what_it_begins_from(fresh: bool, tmp_path: Path) -> None:
+    run(tiny(), tmp_path / "run", lines=False)
+    before = (tmp_path / "run/checkpoint.pt").read_bytes()
+    with pytest.raises(UserError, match="the checkpoint that it is to write: give another --out"):
+        run(tiny(f"init={tmp_path / 'run'}"), tmp_path / "run", lines=False, fresh=fresh)
+    assert (tmp_path / "run/checkpoint.pt").read_bytes() == before
+
+
 def test_what_is_wrong_with_the_file_is_told_before_data_is_read(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

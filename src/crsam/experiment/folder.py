@@ -127,6 +127,11 @@ class RunFolder:
         Raises:
             UserError: If it holds a run of another recipe.
         """
+        if recipe.init and weights_file(recipe.init).resolve() == self.checkpoint_file.resolve():
+            raise UserError(
+                f"init = {recipe.init!r}: a run cannot begin from the checkpoint that it is to "
+                "write: give another --out"
+            )
         if fresh:
             files = (self.result_file, self.checkpoint_file, self.metrics_file, self.init_file)
             for file in files:
