@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Small tensors are faster on one thread, and a busy neighbour does not stall it.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-integrations browser wheel lint types docs docs-serve bench format clean
+.PHONY: help demo test test-integrations test-timm browser wheel lint types docs docs-serve bench format clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 20
@@ -32,6 +32,19 @@ test: $(VENV)/.dev  ## all tests
 
 test-integrations: $(VENV)/.dev $(VENV)/.integrations  ## Lightning, Transformers, Accelerate
 	$(BIN)/python -m pytest -q -n 2 tests/integrations src/crsam/integrations
+
+# Not in .ci/run: where torchvision comes for the CUDA build of torch alone, it is 5.8 GB and minutes.
+TIMM_VENV ?= .venv-timm
+$(TIMM_VENV)/.timm: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TIMM_VENV)
+	grep -v '^torch==' constraints.txt > $(TIMM_VENV)/constraints.txt
+	$(TIMM_VENV)/bin/python -m pip install -q --disable-pip-version-check \
+	  -c $(TIMM_VENV)/constraints.txt -e '.[timm]' hypothesis pytest
+	@touch $@
+
+test-timm: $(TIMM_VENV)/.timm  ## timm's models, in an environment of their own
+	$(TIMM_VENV)/bin/python -m pytest -q tests/models/test_timm.py tests/models/test_timm_itself.py \
+	  tests/models/test_safetensors.py
 
 browser:  ## Chromium, in which the report page is tested; by apt, as root
 	@command -v chromium || command -v chromium-browser || { \
@@ -68,4 +81,4 @@ bench: $(VENV)/.bench  ## cost of a step on this CPU
 	$(BIN)/python benchmarks/step_cost.py
 
 clean:  ## remove everything that can be made again
-	rm -rf $(VENV) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TIMM_VENV) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

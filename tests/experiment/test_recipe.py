@@ -252,7 +252,9 @@ def test_differences_come_in_the_order_of_the_tables() -> None:
 
 def test_tables_of_a_recipe_have_every_field() -> None:
     tables = as_tables(Recipe())
-    assert set(tables) == set(Recipe.__dataclass_fields__) - {"sweep"}  # of no effect on a run
+    unsaid = {"sweep", "init"}  # where there is none
+    assert set(tables) == set(Recipe.__dataclass_fields__) - unsaid
+    assert as_tables(Recipe(init="net.pt"))["init"] == "net.pt"
     assert "sweep" in as_tables(Recipe(sweep=Sweep({"seed": [0, 1]})))
     assert set(tables["train"]) == set(Train.__dataclass_fields__)
 

@@ -64,6 +64,7 @@ COUNT = st.integers(1, 10**6)
 RECIPE = st.builds(
     Recipe,
     seed=st.integers(0, 2**63 - 1),
+    init=st.none() | TEXT.filter(lambda text: text not in ("", "none")),
     method=st.sampled_from(["base", *crsam.methods()]),
     methods=st.fixed_dictionaries({}, optional={n: options("methods", n) for n in crsam.methods()}),
     data=st.builds(
@@ -89,6 +90,7 @@ RECIPE = st.builds(
         accumulate=st.sampled_from([1, 4]),
         precision=st.sampled_from(["float32", "bfloat16", "float64"]),
         clip_norm=st.none() | st.floats(1e-300, 1e300),
+        backbone_lr=st.floats(1e-9, 1e9),
         ema=st.none() | st.floats(0.1, 0.999),
     ),
     log=st.builds(Log, every=COUNT, tensorboard=st.booleans()),

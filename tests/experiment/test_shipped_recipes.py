@@ -10,6 +10,7 @@ import torch
 
 import crsam
 from crsam.data.augment import make_augment
+from crsam.experiment.fair.file import load_study
 from crsam.experiment.options import optimizers
 from crsam.experiment.recipe import Choice, Data, Train
 from crsam.experiment.toml import load_recipe, recipes, studies
@@ -92,3 +93,15 @@ def test_the_demo_is_the_quickstart() -> None:
     assert recipe.train == Train(epochs=40, batch_size=64)
     assert recipe.schedule == Schedule("cosine")
     assert recipe.methods == {"sam": {"rho": 0.3}, "crsam": {"rho": 0.3}}
+
+
+@pytest.mark.parametrize("name", ["resnet50", "vit_s32"])
+def test_imagenette_gives_every_method_the_same_radius(name: str) -> None:
+    recipe, paper = load_recipe(f"imagenette/{name}"), load_recipe(f"paper/imagenet/{name}")
+    assert {options["rho"] for options in recipe.methods.values()} == {0.1}
+    assert {options["warmup"] for options in recipe.methods.values()} == {100}
+    assert list(recipe.methods) == ["sam", "rsam", "crsam"]
+    assert (recipe.model.name, recipe.optimizer.name) == (paper.model.name, paper.optimizer.name)
+    assert recipe.augment.name == paper.augment.name == "inception"
+    contestants = load_study(f"imagenette_{name}").contestants
+    assert [one.method for one in contestants.values()] == [paper.optimizer.name, *recipe.methods]

@@ -30,6 +30,8 @@ from crsam.experiment.recipe import as_tables
 from crsam.experiment.toml import load_recipe, recipes, studies
 from crsam.models import models
 
+TIMM = "timm:NAME (any model of timm's: pip install timm)"
+
 
 @app.command()
 def table(
@@ -105,7 +107,9 @@ def list_names(
     if kind is not None and kind not in kinds:
         raise unknown("kind", kind, kinds)
     for name, names in kinds.items():
+        shown = names if kind else tables.folded(names)
+        shown = [*shown, TIMM] if name == "models" else shown
         if kind is None:
-            print(f"{name:14} {', '.join(tables.folded(names))}")
+            print(f"{name:14} {', '.join(shown)}")
         elif kind == name:
-            print("\n".join(names))
+            print("\n".join(shown))

@@ -21,6 +21,7 @@ from crsam.experiment.naive import NaiveStep
 from crsam.experiment.recipe import Recipe
 from crsam.experiment.toml import load_recipe
 from crsam.progress import bar
+from crsam.train.captured import CapturedStep
 from crsam.train.distributed import World
 
 EPOCH = 50_000
@@ -50,6 +51,8 @@ class Cost:
     """Of what plain matrix products reach here."""
     peak_mib: float
     """Of memory in a step: weights, state, activations; without the dataset."""
+    captured: bool
+    """Whether the steps were replays of a CUDA graph."""
 
 
 @dataclass
@@ -206,4 +209,5 @@ def _cost(contestant: _Contestant, ceiling: float) -> Cost:
         teraflops=contestant.flops / step / 1e12,
         share=contestant.flops / step / ceiling,
         peak_mib=contestant.peak / 2**20,
+        captured=isinstance(contestant.step, CapturedStep) and contestant.step.is_captured,
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,9 +21,12 @@ from crsam.data.augment import options as augment_options
 from crsam.data.batches import Batches, Feed, derive
 from crsam.data.images import Images
 from crsam.errors import UserError
+from crsam.experiment.init import Started, read_init
 from crsam.experiment.options import optimizers
 from crsam.experiment.recipe import Recipe
 from crsam.models import make_model
+from crsam.models import options as model_options
+from crsam.models.weights import head_of
 from crsam.optim.captured import why_not
 from crsam.optim.methods import options as method_options
 from crsam.progress import say
@@ -56,12 +60,32 @@ class Parts:
     batches: Batches
     take_step: EagerStep | CapturedStep
     plan: Plan
+    started: Started | None = None
+    """From which file, where the recipe names one and the run begins."""
 
 
-def build(recipe: Recipe, world: World, label: str = "training", lines: bool = True) -> Parts:
-    """What the recipe says, on this process's device."""
+def build(
+    recipe: Recipe,
+    world: World,
+    label: str = "training",
+    lines: bool = True,
+    *,
+    begins: bool = True,
+) -> Parts:
+    """What the recipe says, on this process's device.
+
+    Args:
+        recipe: What to build.
+        world: The processes that take part.
+        label: Of the progress bar.
+        lines: Say a line an epoch where there is no terminal.
+        begins: Whether the run starts at its first step: if not, nothing is read that only first
+            weights are made of.
+    """
+    init = read_init(recipe.init) if begins and recipe.init is not None else None
     splits = build_data(recipe, world.device)
-    model = build_model(recipe, splits, world.device)
+    model = build_model(recipe, splits, world.device, begins=begins)
+    started = None if init is None else init.into(model)
     optimizer = build_optimizer(recipe, model)
     train = recipe.train
     return Parts(
@@ -76,6 +100,7 @@ def build(recipe: Recipe, world: World, label: str = "training", lines: bool = T
         plan=Plan(
             train.epochs, recipe.schedule, recipe.seed, recipe.log.every, label=label, lines=lines
         ),
+        started=started,
     )
 
 
@@ -194,16 +219,30 @@ def loaded(name: str, root: Path, image_size: int | None, download: bool) -> dat
     return data.load(name, root, image_size=image_size, download=download)
 
 
-def build_model(recipe: Recipe, splits: Splits, device: torch.device) -> nn.Module:
-    """The model with the first weights of this seed."""
+def build_model(
+    recipe: Recipe, splits: Splits, device: torch.device, *, begins: bool = True
+) -> nn.Module:
+    """The model with the first weights of this seed, made for the size of the images.
+
+    Args:
+        recipe: What to build.
+        splits: The images.
+        device: Where to put it.
+        begins: False: its weights will come from a checkpoint, and no others are fetched.
+    """
     torch.manual_seed(derive(recipe.seed, "weights"))
     channels, height, width = splits.train.shape
+    given = dict(recipe.model.options)
+    if "image_size" in model_options(recipe.model.name) and height == width:
+        given.setdefault("image_size", height)
+    if not begins:
+        given.pop("pretrained", None)
     with naming("model"):
         model = make_model(
             recipe.model.name,
             splits.feed.num_classes,
             in_channels=channels,
-            **recipe.model.options,
+            **given,
         )
     model = model.to(device, splits.feed.dtype)
     if recipe.train.channels_last:
@@ -212,10 +251,10 @@ def build_model(recipe: Recipe, splits: Splits, device: torch.device) -> nn.Modu
         nothing = torch.zeros(1, *splits.train.shape, dtype=splits.feed.dtype, device=device)
         with torch.no_grad():
             model.eval()(nothing)
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # timm asserts
         raise UserError(
             f"model {recipe.model.name!r} does not take images of {channels}×{height}×{width}: "
-            f"{str(error).splitlines()[0]}"
+            f"{next(iter(str(error).splitlines()), 'no reason given')}"
         ) from error
     return model.train()
 
@@ -223,7 +262,9 @@ def build_model(recipe: Recipe, splits: Splits, device: torch.device) -> nn.Modu
 def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     """The base optimizer, or the method around it."""
     with naming("optimizer"):
-        base = optimizers()[recipe.optimizer.name](model.parameters(), **recipe.optimizer.options)
+        base = optimizers()[recipe.optimizer.name](
+            groups(recipe, model), **recipe.optimizer.options
+        )
     if recipe.method == recipe.optimizer.name:
         return base
     given = dict(recipe.method_options)
@@ -238,6 +279,17 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
             seed=recipe.seed,
             **given,
         )
+
+
+def groups(recipe: Recipe, model: nn.Module) -> Iterable[nn.Parameter] | list[dict[str, Any]]:
+    """All parameters; the head's apart, and first, where the others learn at another rate."""
+    share, lr = recipe.train.backbone_lr, recipe.optimizer.options["lr"]
+    if share == 1:
+        return model.parameters()
+    first = head_of(model)
+    head = [p for name, p in model.named_parameters() if name.startswith(first)]
+    others = [p for name, p in model.named_parameters() if not name.startswith(first)]
+    return [{"params": head, "lr": lr}, {"params": others, "lr": share * lr}]
 
 
 def autocast_of(recipe: Recipe) -> torch.dtype | None:

@@ -1,7 +1,8 @@
 """The folder of a run: what is in it, and that it is never half-written.
 
 ``recipe.toml`` (resolved), ``environment.json``, ``metrics.jsonl`` (a line every so often; nothing
-in it depends on the clock), ``checkpoint.pt`` and, once the run has ended, ``result.json``.
+in it depends on the clock), ``checkpoint.pt`` and, once the run has ended, ``result.json``;
+``init.json`` where the run began from a file of weights.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from crsam.errors import UserError
+from crsam.experiment.init import fingerprint
 from crsam.experiment.recipe import Recipe, differences
 from crsam.experiment.toml import load_recipe, to_toml
+from crsam.models.weights import weights_file
 from crsam.train import checkpoint
 
 CHANGES_NOTHING = ("data.root:", "data.download:", "log.tensorboard:", "sweep.")
@@ -37,6 +40,7 @@ class RunFolder:
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoint_file = self.path / "checkpoint.pt"
         self.result_file = self.path / "result.json"
+        self.init_file = self.path / "init.json"
 
     def recipe(self) -> Recipe:
         """The recipe of the run.
@@ -99,6 +103,18 @@ class RunFolder:
                 f"{self.path} holds a run of another recipe ({'; '.join(other[:3])}{more}): "
                 "give another --out, or --fresh to start over"
             )
+        self._check_init(recipe)
+
+    def _check_init(self, recipe: Recipe) -> None:
+        """Refuses a file that was changed since; one that is gone is not needed any more."""
+        if recipe.init is None or not self.init_file.is_file():
+            return
+        began = json.loads(self.init_file.read_text())
+        if weights_file(recipe.init).is_file() and fingerprint(recipe.init) != began["sha256"]:
+            raise UserError(
+                f"{began['file']} has changed since the run in {self.path} began from it: "
+                "give another --out, or --fresh to start over"
+            )
 
     def start(self, recipe: Recipe, environment: dict[str, Any], fresh: bool) -> None:
         """Makes the folder one of this recipe's.
@@ -111,8 +127,14 @@ class RunFolder:
         Raises:
             UserError: If it holds a run of another recipe.
         """
+        if recipe.init and weights_file(recipe.init).resolve() == self.checkpoint_file.resolve():
+            raise UserError(
+                f"init = {recipe.init!r}: a run cannot begin from the checkpoint that it is to "
+                "write: give another --out"
+            )
         if fresh:
-            for file in (self.result_file, self.checkpoint_file, self.metrics_file):
+            files = (self.result_file, self.checkpoint_file, self.metrics_file, self.init_file)
+            for file in files:
                 file.unlink(missing_ok=True)
         elif self.begun:  # else nothing is lost
             self.check_recipe(recipe)

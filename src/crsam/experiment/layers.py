@@ -177,9 +177,10 @@ def _recipe(tables: dict[str, Any]) -> Recipe:
     for key in tables:
         if key not in _KEYS:
             raise unknown_key(key, "a recipe", _KEYS, _elsewhere(key, tables))
-        if key not in ("seed", "method"):
+        if key not in ("seed", "init", "method"):
             _require_table(key, tables[key])
     made: dict[str, Any] = {key: tables[key] for key in ("seed", "method", "methods")}
+    made["init"] = tables.get("init")
     made |= {key: _section(key, tables) for key in _SECTIONS if key in tables}
     for key in CHOICES:
         options = dict(tables[key])

@@ -12,11 +12,12 @@ from crsam import data, models
 from crsam._arguments import arguments
 from crsam._names import plain
 from crsam.data import augment
-from crsam.errors import unknown
+from crsam.errors import UserError, unknown
 from crsam.experiment.values import RecipeError, Table, fitted, unknown_key
+from crsam.models.timm import is_timm, timm_name
 from crsam.optim import methods
 
-_FILLED_IN = {"group", "in_channels", "model", "seed", "max_norm"}
+_FILLED_IN = {"group", "in_channels", "in_chans", "num_classes", "model", "seed", "max_norm"}
 """Arguments that follow from the rest: processes, images, model, seed, ``train.clip_norm``."""
 
 _REFUSED = {
@@ -32,6 +33,8 @@ class Kind(NamedTuple):
     names: Callable[[], Iterable[str]]
     options: Callable[[str], Mapping[str, Any]]
     """Those of the thing with this name, each with its type."""
+    more: Callable[[str], bool] = lambda name: False
+    """Whether it may take others too, which it alone can tell."""
 
 
 def optimizers() -> dict[str, type[Optimizer]]:
@@ -60,7 +63,7 @@ def _optimizer_options(name: str) -> Mapping[str, Any]:
 KINDS = {
     "data": Kind("dataset", data.datasets, lambda name: {}),
     "augment": Kind("augmentation", augment.augmentations, augment.options),
-    "model": Kind("model", models.models, models.options),
+    "model": Kind("model", models.models, models.options, is_timm),
     "optimizer": Kind("optimizer", optimizers, _optimizer_options),
     "methods": Kind("method", methods.methods, methods.options),
 }
@@ -85,6 +88,11 @@ def canonical(table: str, name: str, key: str, also: Iterable[str] = ()) -> str:
     """
     if table == "optimizer" and plain(name) in _REFUSED:
         raise RecipeError(f"{key} must not be {name!r}: {_REFUSED[plain(name)]}", key)
+    if table == "model" and is_timm(name):
+        try:
+            return timm_name(name)
+        except UserError as error:
+            raise RecipeError(str(error), key) from None
     names = {plain(known): known for known in (*KINDS[table].names(), *also)}
     if plain(name) not in names:
         raise RecipeError(str(unknown(KINDS[table].noun, name, names.values())), key)
@@ -114,9 +122,9 @@ def checked(table: str, name: str, given: Mapping[str, Any], key: str) -> Table:
     Raises:
         RecipeError: Otherwise.
     """
-    known = accepted(table, name)
+    known, more = accepted(table, name), KINDS[table].more(name)
     for option in given:
-        if option not in known:
+        if option not in known and (not more or option in _FILLED_IN):
             also = () if table == "methods" else ("name",)
             raise unknown_key(f"{key}.{option}", name, (*also, *known))
-    return Table({o: fitted(f"{key}.{o}", value, known[o]) for o, value in given.items()})
+    return Table({o: fitted(f"{key}.{o}", v, known.get(o, Any)) for o, v in given.items()})

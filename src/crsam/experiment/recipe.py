@@ -104,6 +104,8 @@ class Train:
     """``"bfloat16"`` is autocast: weights and losses stay float32."""
     clip_norm: float | None = None
     """The norm that gradients, or a method's surrogate, are clipped to; None: not clipped."""
+    backbone_lr: float = 1.0
+    """Learning rate of all layers but the last, in those of the last; below 1 to fine-tune."""
     ema: float | None = None
     """Decay of the average of the weights that is judged in their place; None: no average."""
     channels_last: bool = False
@@ -121,6 +123,7 @@ class Train:
         if self.batch_size % self.accumulate:
             message = f"must divide train.batch_size = {self.batch_size}, got {self.accumulate}"
             raise RecipeError(f"train.accumulate {message}", "train.accumulate")
+        require(self.backbone_lr > 0, "train.backbone_lr", self.backbone_lr, "above 0")
         norm, decay = self.clip_norm, self.ema
         require(norm is None or norm > 0, "train.clip_norm", norm, 'above 0 or "none"')
         require(decay is None or 0 < decay < 1, "train.ema", decay, 'between 0 and 1 or "none"')
@@ -197,7 +200,9 @@ class Recipe:
     loss: Loss = field(default_factory=Loss)
     """Label smoothing and mixup."""
     model: Choice = field(default_factory=lambda: Choice("digits_mlp"))
-    """One of `crsam.models.models`."""
+    """One of `crsam.models.models`, or ``timm:NAME``."""
+    init: str | None = None
+    """A file of weights to start from, or the folder of a run; None: weights are drawn."""
     optimizer: Choice = field(
         default_factory=lambda: Choice("sgd", {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4})
     )
@@ -217,6 +222,8 @@ class Recipe:
         set_ = functools.partial(object.__setattr__, self)
         set_("seed", fitted("seed", self.seed, int))
         require(0 <= self.seed < 2**63, "seed", self.seed, "at least 0 and below 2**63")
+        set_("init", fitted("init", self.init, str | None))
+        require(self.init != "", "init", self.init, 'a file or "none"')
         for table in CHOICES:
             set_(table, _settled(table, getattr(self, table)))
         if "lr" not in self.optimizer.options:
@@ -276,6 +283,8 @@ def as_tables(recipe: Recipe) -> dict[str, Any]:
         {'name': 'digits_mlp'}
     """
     tables: dict[str, Any] = {"seed": recipe.seed, "method": recipe.method}
+    if recipe.init is not None:
+        tables["init"] = recipe.init
     swept = ("sweep",) if recipe.sweep.ranges else ()
     for table in ("data", "augment", "loss", "model", "optimizer", "schedule", "train", "log",
                   "measure", *swept):  # fmt: skip

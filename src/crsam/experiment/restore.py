@@ -60,7 +60,7 @@ def restored(folder: str | Path, world: World, root: str | None = None) -> Resto
         raise UserError(f"{place.path} has no checkpoint yet: train first")
     state = checkpoint.load(place.checkpoint_file, world.device)
     splits = build_data(recipe, world.device)
-    model = build_model(recipe, splits, world.device)
+    model = build_model(recipe, splits, world.device, begins=False)
     try:
         training = state["training"]
         weights = training["model"]

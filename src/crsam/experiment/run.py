@@ -23,6 +23,7 @@ from crsam.experiment.measure import Setting, check_metrics, measure
 from crsam.experiment.recipe import Recipe
 from crsam.experiment.restore import Split, restored
 from crsam.experiment.scalars import ScalarWriter
+from crsam.progress import say
 from crsam.train import checkpoint
 from crsam.train.distributed import World
 from crsam.train.evaluate import Score, evaluate
@@ -80,7 +81,11 @@ def run(
             return done
         stop = stack.enter_context(stoppable())
         label = label or f"{recipe.method}, seed {recipe.seed}"
-        parts = build(recipe, world, label, lines)
+        begins = not place.checkpoint_file.exists()
+        parts = build(recipe, world, label, lines, begins=begins)
+        if parts.started is not None and world.is_main:
+            say(f"{label}: from {parts.started.file}, {parts.started.loaded}")
+            place.write_json(place.init_file.name, parts.started.as_json())
         journal = stack.enter_context(closing(Journal(place, recipe, parts, world, watch)))
         diverged_at = None
         try:
@@ -193,6 +198,7 @@ class Journal:
 
     def save(self) -> None:
         self.world.agree(self.parts.training.model, self.parts.training.judged)
+        self.parts.training.tally.agree(self.world)
         if self.log is not None:
             state = {
                 "training": self.parts.training.state_dict(),

@@ -1,4 +1,4 @@
-"""The paper's image models, and two small ones; each by its class or by its name.
+"""The paper's image models, two small ones, and timm's; each by its class or by its name.
 
 A forward pass depends on weights, batch-norm buffers and torch's random numbers, on nothing else:
 what a sharpness-aware step needs to call it again as the same function of the weights.
@@ -17,19 +17,24 @@ from crsam._names import named
 from crsam.models.pyramidnet import PyramidNet
 from crsam.models.resnet import ResNet
 from crsam.models.small import DigitsConv, DigitsMLP
+from crsam.models.timm import is_timm, make_timm
 from crsam.models.vit import ViT
+from crsam.models.weights import Loaded, load_weights, read_weights
 from crsam.models.wide_resnet import WideResNet
 
 __all__ = [
     "DigitsConv",
     "DigitsMLP",
+    "Loaded",
     "PyramidNet",
     "ResNet",
     "ViT",
     "WideResNet",
+    "load_weights",
     "make_model",
     "models",
     "options",
+    "read_weights",
 ]
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -46,7 +51,7 @@ _MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def models() -> list[str]:
-    """The names that `make_model` takes.
+    """The names that `make_model` takes, beside those of timm's models.
 
     Example:
         >>> from crsam.models import models
@@ -60,9 +65,11 @@ def make_model(name: str, num_classes: int, **options: Any) -> nn.Module:
     """A model by its name, whatever its case, dashes or underscores.
 
     Args:
-        name: One of `models`, such as ``"wrn28_10"`` or ``"WRN-28-10"``.
+        name: One of `models`, such as ``"wrn28_10"`` or ``"WRN-28-10"``; or ``"timm:NAME"`` for any
+            model of timm's, such as ``"timm:vit_small_patch32_224"``, where timm is installed.
         num_classes: Outputs.
-        **options: Other arguments of the model's class, such as ``in_channels``.
+        **options: Other arguments of the model's class, such as ``in_channels``; of timm's models,
+            all that ``timm.create_model`` takes, such as ``drop_path_rate``, and ``image_size``.
 
     Raises:
         UserError: If there is no such model; names the nearest.
@@ -72,17 +79,23 @@ def make_model(name: str, num_classes: int, **options: Any) -> nn.Module:
         >>> make_model("ResNet-18", num_classes=10, stem="cifar", width=4).fc
         Linear(in_features=32, out_features=10, bias=True)
     """
+    if is_timm(name):
+        return make_timm(name, num_classes, **options)
     return named("model", name, _MODELS)(num_classes, **options)
 
 
 def options(name: str) -> dict[str, Any]:
     """The options that `make_model` takes for this model, each with its type.
 
+    Of timm's models just those that are the same for all of them.
+
     Example:
         >>> from crsam.models import options
         >>> list(options("resnet18"))
         ['in_channels', 'stem', 'width', 'zero_init_residual']
     """
+    if is_timm(name):
+        return {"in_channels": int, "image_size": int, "pretrained": bool}
     found = arguments(named("model", name, _MODELS))
     del found["num_classes"]
     return found

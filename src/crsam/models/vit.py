@@ -6,6 +6,8 @@ et al., "Training data-efficient image transformers", 2021.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -119,3 +121,29 @@ class ViT(nn.Module):
         first = self.class_token.expand(len(x), -1, -1)
         x = self.blocks(torch.cat([first, x], 1) + self.positions)
         return self.fc(self.norm(x)[:, 0])
+
+
+def resized_positions(positions: Tensor, wanted: Tensor) -> Tensor | None:
+    """Position embeddings of another grid of patches, interpolated; None if they are of none.
+
+    Those of the class token, and of other tokens before the patches, stay as they are.
+
+    Args:
+        positions: Of shape (1, tokens, width).
+        wanted: Of the shape that they are to have.
+
+    Example:
+        >>> resized_positions(torch.ones(1, 1 + 7 * 7, 8), torch.empty(1, 1 + 5 * 5, 8)).shape
+        torch.Size([1, 26, 8])
+    """
+    if positions.ndim != 3 or wanted.ndim != 3 or positions.shape[::2] != wanted.shape[::2]:
+        return None
+    tokens, width = positions.shape[1:]
+    for first in range(min(tokens, wanted.shape[1], 9)):  # class token, registers; never many
+        old, new = (math.isqrt(num - first) for num in (tokens, wanted.shape[1]))
+        if old**2 == tokens - first and new**2 == wanted.shape[1] - first:
+            grid = positions[:, first:].float().reshape(1, old, old, width).permute(0, 3, 1, 2)
+            grid = F.interpolate(grid, (new, new), mode="bicubic", antialias=True)
+            patches = grid.permute(0, 2, 3, 1).reshape(1, new * new, width)
+            return torch.cat([positions[:, :first], patches.to(positions.dtype)], 1)
+    return None

@@ -56,6 +56,11 @@ class CapturedStep:
         self._batch: Batch | None = None
         self._began = time.perf_counter()
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether steps are replays of a graph by now."""
+        return self._captured.is_ready and not self._gave_up
+
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Takes a step; the loss before it, and how many of the batch were right."""
         if not self._gave_up:

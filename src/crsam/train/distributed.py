@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -82,6 +84,11 @@ def join(device: str = "auto") -> Iterator[World]:
     dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
     try:
         yield World(place, dist.get_rank(), size)
+    except BaseException as error:
+        # A model in these frames that outlives the process group may wait for it, or abort.
+        traceback.clear_frames(error.__traceback__)
+        gc.collect()
+        raise
     finally:
         dist.destroy_process_group()
 

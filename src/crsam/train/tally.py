@@ -49,6 +49,12 @@ class Tally:
         self._sums, self._counts = {}, {}
         return {name: total / counts[name] for name, total in sums.items()}
 
+    def agree(self, world: World) -> None:
+        """Gives every process the mean over all, so that any of them can go on with it alone."""
+        if world.size > 1:
+            for names, row in self._sums.items():
+                self._sums[names] = world.total(row) / world.size
+
     def state_dict(self) -> dict[str, Any]:
         return {" ".join(names): (row, self._counts[names]) for names, row in self._sums.items()}
 
