@@ -8,7 +8,6 @@ from crsam.robust.frost import Panes, cut
 from crsam.robust.sampling import Pixels, enlarged, smeared
 
 Generator = np.random.Generator
-GRAY = np.array([0.299, 0.587, 0.114], np.float32)
 
 
 def snow(
@@ -28,8 +27,8 @@ def snow(
     flakes = enlarged(flakes, zoom)
     flakes = np.floor(255 * np.clip(np.where(flakes < threshold, 0, flakes), 0, 1))
     fallen = np.round(smeared(flakes, radius, sigma, draws.uniform(-135, -45))) / 255
-    gray = (image @ GRAY)[..., None]
-    paler = weight * image + (1 - weight) * np.maximum(image, 1.5 * gray + 0.5)
+    gray = 0.299 * image[..., 0] + 0.587 * image[..., 1] + 0.114 * image[..., 2]
+    paler = weight * image + (1 - weight) * np.maximum(image, 1.5 * gray[..., None] + 0.5)
     return (paler + (fallen + np.rot90(fallen, 2))[..., None]).astype(np.float32)
 
 
