@@ -45,6 +45,8 @@ class Splits:
     test: Images
     """To be looked at once, at the end."""
     feed: Feed
+    classes: tuple[str, ...]
+    """The name of each label."""
 
 
 @dataclass(frozen=True)
@@ -177,13 +179,14 @@ def build_data(recipe: Recipe, device: torch.device) -> Splits:
         augment,
         recipe.loss.mixup,
         recipe.loss.label_smoothing,
-        torch.float64 if recipe.train.precision == "float64" else torch.float32,
+        input_dtype(recipe),
     )
     return Splits(
         noisy(train, "labels"),
         None if validation is None else noisy(validation, "labels of validation"),
         everything.test.to(device),
         feed,
+        everything.classes,
     )
 
 
@@ -237,6 +240,10 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
             seed=recipe.seed,
             **given,
         )
+
+
+def input_dtype(recipe: Recipe) -> torch.dtype:
+    return torch.float64 if recipe.train.precision == "float64" else torch.float32
 
 
 def autocast_of(recipe: Recipe) -> torch.dtype | None:

@@ -1,7 +1,8 @@
 """The folder of a run: what is in it, and that it is never half-written.
 
-``recipe.toml`` (resolved), ``environment.json``, ``metrics.jsonl`` (a line every so often; nothing
-in it depends on the clock), ``checkpoint.pt`` and, once the run has ended, ``result.json``.
+``recipe.toml`` (resolved), ``environment.json``, ``data.json`` (classes, shape and mean of the
+images), ``metrics.jsonl`` (a line every so often; nothing in it depends on the clock),
+``checkpoint.pt`` and, once the run has ended, ``result.json``.
 """
 
 from __future__ import annotations

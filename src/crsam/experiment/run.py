@@ -21,7 +21,7 @@ from crsam.experiment.environment import environment
 from crsam.experiment.folder import MetricsLog, RunFolder, finite
 from crsam.experiment.measure import Setting, check_metrics, measure
 from crsam.experiment.recipe import Recipe
-from crsam.experiment.restore import Split, restored
+from crsam.experiment.restore import DATA_FILE, Split, described, restored
 from crsam.experiment.scalars import ScalarWriter
 from crsam.train import checkpoint
 from crsam.train.distributed import World
@@ -81,6 +81,8 @@ def run(
         stop = stack.enter_context(stoppable())
         label = label or f"{recipe.method}, seed {recipe.seed}"
         parts = build(recipe, world, label, lines)
+        if world.is_main:
+            place.write_json(DATA_FILE, described(parts.splits))
         journal = stack.enter_context(closing(Journal(place, recipe, parts, world, watch)))
         diverged_at = None
         try:

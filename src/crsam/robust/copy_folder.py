@@ -18,6 +18,7 @@ from crsam.progress import bar, say
 from crsam.robust.constants import NAMES, SEVERITIES
 from crsam.robust.corrupt import check_asked
 from crsam.robust.layouts import Cell, files_by_class
+from crsam.robust.reading import middle
 from crsam.robust.settings import Copied, Settings, begin
 from crsam.robust.workers import number_of, worked
 from crsam.train.interrupt import Stopped, stoppable
@@ -126,13 +127,3 @@ def _corrupt_file(
             out.write(buffer.getbuffer())
         os.replace(beside, place)
     return Done(len(wanted), None)
-
-
-def middle(picture: Image.Image, side: int) -> Image.Image:
-    """The square in the middle, after the shorter side is scaled to 8/7 of it: 224 of 256."""
-    width, height = picture.size
-    scale = round(side * 8 / 7) / min(width, height)
-    size = (round(width * scale), round(height * scale))
-    picture = picture.resize(size, Image.Resampling.BILINEAR)
-    left, top = round((size[0] - side) / 2), round((size[1] - side) / 2)
-    return picture.crop((left, top, left + side, top + side))
