@@ -113,7 +113,8 @@ class RunFolder:
             UserError: If it holds a run of another recipe.
         """
         if fresh:
-            for file in (self.result_file, self.checkpoint_file, self.metrics_file):
+            of_it = (self.result_file, self.checkpoint_file, self.metrics_file)
+            for file in (*of_it, self.path / "robustness.json"):
                 file.unlink(missing_ok=True)
         elif self.begun:  # else nothing is lost
             self.check_recipe(recipe)

@@ -104,8 +104,9 @@ def _note(section: Section) -> str:
 def _renditions(folder: Path, section: Section) -> str:
     common, own = section["num_classes"], section["num_classes_of_run"]
     of_set = section["num_classes_of_set"]
-    some = "" if common == of_set else f"of the {of_set} there; "
+    some = "" if common == of_set else f", of the {of_set} there"
+    chose = "" if common == own else f"; the model chose among these, not among all its {own}"
     return (
         f"{folder}: ImageNet-R accuracy {section['accuracy']:.2f} % on {section['num_images']:,} "
-        f"images of {common} classes ({some}the model chose among these, not all its {own})"
+        f"images of {common} classes{some}{chose}"
     )
