@@ -27,17 +27,20 @@ def files_by_class(folder: Path) -> Files:
     Raises:
         UserError: If there are none at all.
     """
-    found: Files = {}
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
-    for entry in _visible(folder):
-        if entry.is_dir():
-            images = [file.path for file in _visible(entry) if _is_image(file)]
-            if images:
-                found[entry.name] = images
+    found = _files(folder)
     if not found:
         raise UserError(f"{folder} holds no images: they are looked for in {folder}/CLASS")
     return found
+
+
+def _files(folder: Path) -> Files:
+    classes = [entry for entry in _visible(folder) if entry.is_dir()]
+    found = {
+        each.name: [file.path for file in _visible(each) if _is_image(file)] for each in classes
+    }
+    return {name: files for name, files in found.items() if files}
 
 
 def _visible(folder: Path | os.DirEntry[str]) -> list[os.DirEntry[str]]:
@@ -86,8 +89,8 @@ def find_corrupted(root: Path) -> CorruptedFolder:
             continue
         for severity in SEVERITIES:
             place = folder / str(severity)
-            if place.is_dir() and any(os.scandir(place)):
-                cells[name, severity] = files_by_class(place)
+            if place.is_dir() and (files := _files(place)):
+                cells[name, severity] = files
             else:
                 missing.append(f"{name}/{severity}")
     counts = {cell: sum(map(len, files.values())) for cell, files in cells.items()}
