@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image, ImageDraw
 
-from crsam.robust.corrupt import Bytes
+from crsam.robust.sampling import Bytes
 
 
 def photo(number: int = 0, side: int = 64) -> Bytes:

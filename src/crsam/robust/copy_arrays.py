@@ -13,8 +13,9 @@ import numpy.typing as npt
 from crsam.errors import UserError
 from crsam.progress import bar
 from crsam.robust.constants import NAMES, SEVERITIES
-from crsam.robust.corrupt import Bytes, check_asked
+from crsam.robust.corrupt import check_asked
 from crsam.robust.layouts import Cell
+from crsam.robust.sampling import Bytes
 from crsam.robust.settings import Copied, Settings, begin
 from crsam.robust.workers import number_of, worked
 from crsam.train.checkpoint import write

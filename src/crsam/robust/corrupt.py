@@ -5,23 +5,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from crsam.errors import UserError, unknown
 from crsam.robust import blur, digital, noise, weather
 from crsam.robust.constants import NAMES, SETS, SEVERITIES
 from crsam.robust.frost import Panes, grown
-from crsam.robust.sampling import Pixels
+from crsam.robust.sampling import Bytes
 
-Bytes = npt.NDArray[np.uint8]
-
-FUNCTIONS: dict[str, Callable[..., Pixels]] = {
+FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: vars(room)[name] for room in (noise, blur, weather, digital) for name in NAMES
     if name in vars(room)
 }  # fmt: skip
+
+ON_BYTES = ("pixelate", "jpeg_compression")
+"""Those that Pillow does; the others are given, and return, values between 0 and 1."""
 
 
 def corruptions() -> list[str]:
@@ -77,8 +77,11 @@ def corrupt(
     function = FUNCTIONS[name]
     if name == "frost":
         function = partial(function, panes=grown() if panes is None else panes)
+    row = SETS[constants][name][severity - 1]
+    if name in ON_BYTES:
+        return function(image, draws, *row)
     floats = image.astype(np.float32) / np.float32(255)
-    found = 255 * function(floats, draws, *SETS[constants][name][severity - 1])
+    found = 255 * function(floats, draws, *row)
     # The published sets cut off what is behind the point. The thousandth is for values that are
     # whole but for float32.
     return np.clip(found + np.float32(1e-3), 0, 255).astype(np.uint8)

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 from scipy import fft  # type: ignore[import-untyped]
 
-from crsam.robust.sampling import Pixels, Places, sampled
+from crsam.robust.sampling import Bytes, Pixels, Places, sampled
 
 Generator = np.random.Generator
 
@@ -81,24 +81,16 @@ def _response(size: int, sigma: float) -> Places:
     return found
 
 
-def pixelate(image: Pixels, draws: Generator, share: float) -> Pixels:
+def pixelate(image: Bytes, draws: Generator, share: float) -> Bytes:
     """Made small and large again, without smoothing."""
     height, width, _ = image.shape
-    picture = Image.fromarray(_bytes(image))
-    small = picture.resize((int(width * share), int(height * share)), Image.Resampling.BOX)
-    return _floats(small.resize((width, height), Image.Resampling.BOX))
+    size = (max(1, int(width * share)), max(1, int(height * share)))
+    small = Image.fromarray(image).resize(size, Image.Resampling.BOX)
+    return np.array(small.resize((width, height), Image.Resampling.BOX))
 
 
-def jpeg_compression(image: Pixels, draws: Generator, quality: float) -> Pixels:
+def jpeg_compression(image: Bytes, draws: Generator, quality: float) -> Bytes:
     """Saved as a JPEG file of low quality."""
     file = io.BytesIO()
-    Image.fromarray(_bytes(image)).save(file, "JPEG", quality=int(quality))
-    return _floats(Image.open(file))
-
-
-def _bytes(image: Pixels) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    return np.round(255 * image).astype(np.uint8)
-
-
-def _floats(picture: Image.Image) -> Pixels:
-    return np.asarray(picture, np.float32) / np.float32(255)
+    Image.fromarray(image).save(file, "JPEG", quality=int(quality))
+    return np.array(Image.open(file))

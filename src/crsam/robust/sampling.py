@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+Bytes = npt.NDArray[np.uint8]
 Pixels = npt.NDArray[np.float32]
 """Of shape (H, W) or (H, W, C)."""
 Places = npt.NDArray[np.floating[Any]]

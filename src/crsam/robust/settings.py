@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from crsam.errors import UserError
-from crsam.robust.corrupt import Bytes, corrupt
+from crsam.robust.corrupt import corrupt
 from crsam.robust.frost import Panes, grown, photographs
+from crsam.robust.sampling import Bytes
 from crsam.train.checkpoint import write
 
 SETTINGS_FILE = "corrupt.json"

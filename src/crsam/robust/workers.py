@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -47,9 +48,23 @@ def number_of(asked: int | None, num_images: int) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def keep_freed_memory() -> None:
+    """Tells the C library not to hand back what is freed: it is needed for the next image.
+
+    Otherwise arrays of more than 128 KiB are asked of the system each time, and cleared by it: 1.3
+    to 2.2 times slower for images of 224 pixels. Other C libraries than glibc are left alone.
+    """
+    m_trim_threshold, m_mmap_threshold = -1, -3
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(m_mmap_threshold, 1 << 26)
+        mallopt(m_trim_threshold, 1 << 28)
+
+
 def _start() -> None:
     """Ctrl-C is the parent's to deal with; without a parent there is nothing to do."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_freed_memory()
     parent = multiprocessing.parent_process()
     assert parent is not None
 
