@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from rich.table import Table
 
@@ -11,11 +12,12 @@ from crsam.experiment.robustness.section import Section
 from crsam.experiment.tables import console
 from crsam.robust.constants import NAMES, SEVERITIES
 
+KINDS = {"noise": NAMES[:3], "blur": NAMES[3:7], "weather": NAMES[7:11], "digital": NAMES[11:]}
 TITLES = {"imagenet_c": "ImageNet-C", "cifar_c": "CIFAR-C", "imagenet_r": "ImageNet-R"}
 
 
 def show_robustness(folders: Sequence[Path], found: Sequence[dict[str, Section]]) -> None:
-    """All sets of all runs: severities side by side for one run, else the runs."""
+    """All sets of all runs: every severity of one run, or a row for each of several."""
     for name in found[0]:
         sections = [each[name] for each in found]
         if name == "imagenet_r":
@@ -24,9 +26,8 @@ def show_robustness(folders: Sequence[Path], found: Sequence[dict[str, Section]]
             continue
         first = sections[0]
         title = f"{TITLES[name]}: {first['num_images']:,} images a severity, {_classes(first)}"
-        table = Table(
-            title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0)
-        )
+        print(title)
+        table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
         if len(folders) == 1:
             _by_severity(table, first)
         else:
@@ -74,12 +75,18 @@ def _by_severity(table: Table, section: Section) -> None:
 
 
 def _by_run(table: Table, folders: Sequence[Path], sections: Sequence[Section]) -> None:
-    table.add_column("corruption")
-    for folder in folders:
-        table.add_column(str(folder), justify="right")
-    for name in NAMES:
-        errors = [section["errors"].get(name) for section in sections]
-        table.add_row(name, *(_number(None if e is None else 100 - e) for e in errors))
+    table.add_column("run", overflow="fold")
+    has_ce = any(section["relative_errors"] for section in sections)
+    for heading in (*KINDS, "mean", *(["mCE, %"] if has_ce else [])):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for folder, section in zip(folders, sections):
+        errors, means = section["errors"], section.get("of_those_there", section)
+        kinds = [
+            100 - fmean(errors[name] for name in names) if all(n in errors for n in names) else None
+            for names in KINDS.values()
+        ]
+        cells = [*kinds, means["mean_accuracy"], *([means.get("mce")] if has_ce else [])]
+        table.add_row(str(folder), *map(_number, cells))
 
 
 def _number(value: float | None) -> str:
