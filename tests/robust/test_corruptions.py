@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 import numpy as np
@@ -168,6 +170,18 @@ def test_an_affine_map_takes_its_corners_where_it_should() -> None:
     for (cx, cy), (dx, dy) in zip(((20, 23), (20, 7), (4, 7)), moves.astype(int)):
         assert x[cy + dy, cx + dx] == pytest.approx(cx, abs=1e-4)
         assert y[cy + dy, cx + dx] == pytest.approx(cy, abs=1e-4)
+
+
+def test_nobody_changes_a_published_constant_by_accident() -> None:
+    """Checked by eye against the authors' programs, and then fixed."""
+    written = json.dumps([IMAGENET, CIFAR, ALEXNET_ERRORS])
+    assert hashlib.sha256(written.encode()).hexdigest()[:16] == "e262be6f3eacb3b5"
+
+
+def test_severities_have_draws_of_their_own() -> None:
+    grey = np.full((64, 64, 3), 128, np.uint8)
+    weak, strong = (corrupt(grey, "gaussian_noise", s).ravel().astype(float) for s in (1, 2))
+    assert abs(np.corrcoef(weak, strong)[0, 1]) < 0.05
 
 
 def test_noise_is_what_its_constants_say() -> None:
