@@ -209,6 +209,13 @@ def test_fog_fills_its_range_and_gets_rougher() -> None:
     assert corrupt(black, "fog", 3).max() == 0  # as published: the range of a black image is empty
 
 
+def test_pixelate_paints_blocks_in_their_mean() -> None:
+    image = photo()
+    blocks = image.reshape(32, 2, 32, 2, 3).mean((1, 3))
+    expected = blocks.repeat(2, 0).repeat(2, 1)
+    assert np.abs(corrupt(image, "pixelate", 2) - expected).max() <= 1  # rounded twice
+
+
 def test_brightness_keeps_hue_and_saturation() -> None:
     image = np.array([[[200, 100, 50], [0, 0, 0], [250, 240, 10]]], np.uint8)
     found = corrupt(image, "brightness", 1)  # + 25.5

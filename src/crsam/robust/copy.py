@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from crsam.data.cifar import CIFAR10, CIFAR100, read_cifar
+from crsam.data.cifar import CIFAR10, CIFAR100, Layout, read_cifar
 from crsam.errors import UserError
 from crsam.robust.constants import NAMES, SEVERITIES
 from crsam.robust.copy_arrays import corrupt_arrays
@@ -41,12 +41,8 @@ def corrupt_set(
     Raises:
         UserError: If there are no images, or what is there does not fit.
     """
-    for layout in (CIFAR10, CIFAR100):
-        if any(
-            (folder / layout.test).is_file() for folder in _places(source, layout.archive.folder)
-        ):
-            break
-    else:
+    layout = _cifar_in(source)
+    if layout is None:
         return corrupt_folder(
             source,
             dest,
@@ -79,5 +75,9 @@ def corrupt_set(
     return corrupt_arrays(images, labels[kept], dest, mine, names=names, workers=workers)
 
 
-def _places(source: Path, folder: str) -> tuple[Path, Path]:
-    return source, source / folder
+def _cifar_in(source: Path) -> Layout | None:
+    for layout in (CIFAR10, CIFAR100):
+        places = (source, source / layout.archive.folder)
+        if any((folder / layout.test).is_file() for folder in places):
+            return layout
+    return None

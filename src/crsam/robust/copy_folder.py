@@ -18,7 +18,7 @@ from crsam.progress import bar, say
 from crsam.robust.constants import NAMES, SEVERITIES
 from crsam.robust.corrupt import check_asked
 from crsam.robust.layouts import Cell, files_by_class
-from crsam.robust.reading import middle
+from crsam.robust.reading import in_rgb, middle
 from crsam.robust.settings import Copied, Settings, begin
 from crsam.robust.workers import number_of, worked
 from crsam.train.interrupt import Stopped, stoppable
@@ -111,7 +111,7 @@ def _corrupt_file(
         return Done(0, None)
     try:
         with Image.open(path) as file:
-            picture = file.convert("RGBA" if "transparency" in file.info else "RGB").convert("RGB")
+            picture = in_rgb(file)
     except Exception as error:  # of a damaged file, a decoder may raise anything
         reason = " ".join(str(error).split())
         return Done(0, f"{path} cannot be read as an image: {reason}")

@@ -19,6 +19,12 @@ Labelled = tuple[Tensor, Tensor]
 """Bytes of shape (n, 3, H, W), and labels."""
 
 
+def in_rgb(picture: Image.Image) -> Image.Image:
+    """By way of RGBA where there is need, or Pillow warns of palettes with transparent colours."""
+    seen = picture.convert("RGBA") if "transparency" in picture.info else picture
+    return seen.convert("RGB")
+
+
 def whole(picture: Image.Image, side: int) -> Image.Image:
     """All of an image that was cut out already: ImageNet-C's are squares, often of this size."""
     if picture.size == (side, side):
@@ -56,7 +62,7 @@ def of_files(
     def decode(path: str) -> npt.NDArray[np.uint8]:
         try:
             with Image.open(path) as file:
-                return np.asarray(prepare(file.convert("RGB"), side))
+                return np.asarray(prepare(in_rgb(file), side))
         except Exception as error:  # of a damaged file, a decoder may raise anything
             reason = " ".join(str(error).split())
             raise UserError(f"{path} cannot be read as an image: {reason}") from None

@@ -92,12 +92,12 @@ def on_corrupted(judged: Judged, root: Path, relative_to: Path | None = None) ->
         paths, labels = _labelled(files, number)
         return lambda size, rank, ranks: of_files(paths, labels, side, whole, size, rank, ranks)
 
-    cells = {cell: batches(files) for cell, files in there.cells.items()}
-    scores = _scores(judged, cells, there.num_images, "ImageNet-C")
     is_imagenet = len(number) == len(judged.classes) == NUM_IMAGENET
     reference = ALEXNET if is_imagenet else None
     if relative_to is not None:
         reference = reference_run(relative_to, "imagenet_c")
+    cells = {cell: batches(files) for cell, files in there.cells.items()}
+    scores = _scores(judged, cells, there.num_images, "ImageNet-C")
     about = {
         "root": str(root),
         "num_images": len(_labelled(next(iter(there.cells.values())), number)[0]),
@@ -123,8 +123,8 @@ def on_arrays(judged: Judged, root: Path, relative_to: Path | None = None) -> li
         return lambda size, rank, ranks: of_array(images, there.labels, size, rank, ranks)
 
     cells = {cell: batches(cell) for cell in there.cells}
-    scores = _scores(judged, cells, len(there.labels), "CIFAR-C")
     reference = None if relative_to is None else reference_run(relative_to, "cifar_c")
+    scores = _scores(judged, cells, len(there.labels), "CIFAR-C")
     about = {"root": str(root), "num_images": len(there.labels), "num_classes": num_classes}
     return [about | section_of(score, there.missing, reference) for score in scores]
 

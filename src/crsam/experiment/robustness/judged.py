@@ -85,4 +85,6 @@ def accuracies(
             sums[-1] += len(labels)
             advance(len(labels) * world.size)
     *right, total = world.total(sums).tolist()
+    if not total:
+        raise UserError("a severity has no image of the run's classes, though others have")
     return [100 * count / total for count in right]
