@@ -34,19 +34,24 @@ def test_from_photos_to_tables(tmp_path: Path) -> None:
     assert lines[19] == f"{run}: ImageNet-R accuracy 100.00 % on 12 images of 3 classes"
 
 
-def test_several_runs_are_columns_and_may_be_relative(tmp_path: Path) -> None:
-    run = trained(tmp_path)
-    other = shutil.copytree(run, tmp_path / "other")
-    root = corrupted(tmp_path / "c")
-    crsam("evaluate", other, "--imagenet-c", root)
-    shutil.rmtree(root / "fog")
-    said = crsam("evaluate", run, other, "--imagenet-c", root, "--relative-to", other)
-    heading, *rows = said.splitlines()[1:4]
-    assert heading.split() == ["run", "noise", "blur", "weather", "digital", "mean", "mCE,", "%"]
-    assert all("—" in row and "100.00" in row for row in rows)  # no fog, no weather
+def test_several_runs_are_rows_and_may_be_relative(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trained(tmp_path)
+    shutil.copytree("run", "other")
+    corrupted(tmp_path / "c")
+    crsam("evaluate", "other", "--imagenet-c", "c")
+    shutil.rmtree("c/fog")
+    said = crsam("evaluate", "run", "other", "--imagenet-c", "c", "--relative-to", "other")
+    heading, *rows = (line.split() for line in said.splitlines()[1:4])
+    assert heading == ["run", "noise", "blur", "weather", "digital", "mean", "mCE,", "%"]
+    assert [row[0] for row in rows] == ["run", "other"]
+    assert all((row[3], row[6]) == ("—", "100.00") for row in rows)  # no fog, no weather
+    assert "run: mean accuracy" in said
     assert "mCE 100.00 % over 14 of 15 corruptions; missing: fog" in said
-    assert f"in per cent of those of {other}" in said
-    plain = crsam("evaluate", run, other)
+    assert "in per cent of those of other" in said
+    plain = crsam("evaluate", "run", "other")
     assert plain.count("accuracy 100.00 %") == 2
 
 
