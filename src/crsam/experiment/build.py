@@ -186,7 +186,7 @@ def build_data(recipe: Recipe, device: torch.device) -> Splits:
         None if validation is None else noisy(validation, "labels of validation"),
         everything.test.to(device),
         feed,
-        everything.classes,
+        classes=everything.classes,
     )
 
 

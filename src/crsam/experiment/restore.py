@@ -111,6 +111,6 @@ def remembered(place: RunFolder, recipe: Recipe, device: torch.device) -> Splits
         feed = Feed(
             tuple(said["mean"]), tuple(said["std"]), len(classes), dtype=input_dtype(recipe)
         )
-        return Splits(nothing, None, nothing, feed, classes)
+        return Splits(train=nothing, validation=None, test=nothing, feed=feed, classes=classes)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"{file} is not what a run writes: {error!r}") from error
