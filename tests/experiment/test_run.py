@@ -48,7 +48,7 @@ def test_a_run_folder_holds_what_is_needed_to_tell_and_repeat_it(tmp_path: Path)
     result = run(recipe, tmp_path / "one", lines=False)
     files = {p.name for p in (tmp_path / "one").iterdir()}
     wanted = {"recipe.toml", "environment.json", "metrics.jsonl", "checkpoint.pt", "result.json"}
-    assert files == {*wanted, ".lock"}
+    assert files == {*wanted, "data.json", ".lock"}
     assert load_recipe(tmp_path / "one/recipe.toml") == recipe
     about = json.loads((tmp_path / "one/environment.json").read_text())
     assert about["versions"]["torch"] == torch.__version__

@@ -6,8 +6,9 @@ import os
 import shlex
 import sys
 
-from crsam.cli import training  # noqa: F401  # isort: skip  (these three in the order of --help)
+from crsam.cli import training  # noqa: F401  # isort: skip  (these in the order of --help)
 from crsam.cli import looking  # noqa: F401  # isort: skip
+from crsam.cli import corrupting  # noqa: F401  # isort: skip
 from crsam.cli import knowing  # noqa: F401  # isort: skip
 from crsam.cli.app import app
 from crsam.errors import UserError

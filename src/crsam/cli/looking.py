@@ -21,6 +21,8 @@ from crsam.errors import UserError
 from crsam.experiment import tables
 from crsam.experiment.landscape import View, landscape_runs
 from crsam.experiment.measure import DEFAULT, Setting, measure_run
+from crsam.experiment.robustness.evaluate import Asked, evaluate_robustness
+from crsam.experiment.robustness.show import show_robustness
 from crsam.experiment.run import evaluate_run
 from crsam.experiment.spectrum import spectrum_run
 from crsam.report.page import write_page
@@ -29,22 +31,44 @@ from crsam.report.page.server import serve as serve_live
 
 @app.command()
 def evaluate(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
     split: Annotated[Split, typer.Option(help="Which images.")] = Split.test,
+    imagenet_c: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Instead: of CORRUPTION/SEVERITY/CLASS/*.")
+    ] = None,
+    imagenet_r: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Instead: of CLASS/*, renditions.")
+    ] = None,
+    cifar_c: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Instead: of CORRUPTION.npy.")
+    ] = None,
+    relative_to: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Whose errors an mCE is in.", show_default="AlexNet"),
+    ] = None,
     root: Annotated[
         str | None, typer.Option(help="Where the data is, if not where the recipe says.")
     ] = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Loss and accuracy of a run's model."""
+    """Loss and accuracy of runs' models; or how they stand corruptions and renditions."""
+    asked = Asked(imagenet_c, imagenet_r, cifar_c, relative_to)
+    if relative_to is not None and not (imagenet_c or cifar_c):
+        raise UserError("--relative-to is for --imagenet-c and --cifar-c")
     with world_of(device, threads) as world:
-        step, score = evaluate_run(folder, world, split.value, root)
-        if world.is_main:
-            print(
-                f"{folder} after {step} steps, {split.value}: "
-                f"accuracy {score.accuracy:.2f} %, loss {score.loss:.4f}"
-            )
+        if asked:
+            found = evaluate_robustness(folders, asked, world, root)
+            if world.is_main:
+                show_robustness(folders, found)
+            return
+        for folder in folders:
+            step, score = evaluate_run(folder, world, split.value, root)
+            if world.is_main:
+                print(
+                    f"{folder} after {step} steps, {split.value}: "
+                    f"accuracy {score.accuracy:.2f} %, loss {score.loss:.4f}"
+                )
 
 
 @app.command()

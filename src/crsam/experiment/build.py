@@ -49,6 +49,8 @@ class Splits:
     test: Images
     """To be looked at once, at the end."""
     feed: Feed
+    classes: tuple[str, ...]
+    """The name of each label."""
 
 
 @dataclass(frozen=True)
@@ -203,13 +205,14 @@ def build_data(recipe: Recipe, device: torch.device) -> Splits:
         augment,
         recipe.loss.mixup,
         recipe.loss.label_smoothing,
-        torch.float64 if recipe.train.precision == "float64" else torch.float32,
+        input_dtype(recipe),
     )
     return Splits(
         noisy(train, "labels"),
         None if validation is None else noisy(validation, "labels of validation"),
         everything.test.to(device),
         feed,
+        classes=everything.classes,
     )
 
 
@@ -290,6 +293,10 @@ def groups(recipe: Recipe, model: nn.Module) -> Iterable[nn.Parameter] | list[di
     head = [p for name, p in model.named_parameters() if name.startswith(first)]
     others = [p for name, p in model.named_parameters() if not name.startswith(first)]
     return [{"params": head, "lr": lr}, {"params": others, "lr": share * lr}]
+
+
+def input_dtype(recipe: Recipe) -> torch.dtype:
+    return torch.float64 if recipe.train.precision == "float64" else torch.float32
 
 
 def autocast_of(recipe: Recipe) -> torch.dtype | None:

@@ -1,8 +1,9 @@
 """The folder of a run: what is in it, and that it is never half-written.
 
-``recipe.toml`` (resolved), ``environment.json``, ``metrics.jsonl`` (a line every so often; nothing
-in it depends on the clock), ``checkpoint.pt`` and, once the run has ended, ``result.json``;
-``init.json`` where the run began from a file of weights.
+``recipe.toml`` (resolved), ``environment.json``, ``data.json`` (classes, shape and mean of the
+images), ``metrics.jsonl`` (a line every so often; nothing in it depends on the clock),
+``checkpoint.pt`` and, once the run has ended, ``result.json``; ``init.json`` where the run began
+from a file of weights.
 """
 
 from __future__ import annotations
@@ -133,8 +134,8 @@ class RunFolder:
                 "write: give another --out"
             )
         if fresh:
-            files = (self.result_file, self.checkpoint_file, self.metrics_file, self.init_file)
-            for file in files:
+            of_it = (self.result_file, self.checkpoint_file, self.metrics_file, self.init_file)
+            for file in (*of_it, self.path / "robustness.json"):
                 file.unlink(missing_ok=True)
         elif self.begun:  # else nothing is lost
             self.check_recipe(recipe)

@@ -21,7 +21,7 @@ from crsam.experiment.environment import environment
 from crsam.experiment.folder import MetricsLog, RunFolder, finite
 from crsam.experiment.measure import Setting, check_metrics, measure
 from crsam.experiment.recipe import Recipe
-from crsam.experiment.restore import Split, restored
+from crsam.experiment.restore import DATA_FILE, Split, described, restored
 from crsam.experiment.scalars import ScalarWriter
 from crsam.progress import say
 from crsam.train import checkpoint
@@ -86,6 +86,8 @@ def run(
         if parts.started is not None and world.is_main:
             say(f"{label}: from {parts.started.file}, {parts.started.loaded}")
             place.write_json(place.init_file.name, parts.started.as_json())
+        if world.is_main:
+            place.write_json(DATA_FILE, described(parts.splits))
         journal = stack.enter_context(closing(Journal(place, recipe, parts, world, watch)))
         diverged_at = None
         try:

@@ -31,6 +31,8 @@ NAMES = {
     "approximation_ratio": Name("approximation ratio", "", "How well one ascent step does."),
     "test_accuracy": Name("test accuracy", "%", "After the last epoch."),
     "test_loss": Name("test loss", "nats", "After the last epoch."),
+    "mean_accuracy": Name("mean accuracy", "%", "Over all 15 corruptions and 5 severities."),
+    "mce": Name("mCE", "%", "Mean corruption error, in per cent of the reference's."),
     "train_loss": Name("training loss", "nats", "At the end, without augmentation."),
     "seconds": Name("time", "s", "Of a run's training."),
     "images_per_second": Name("speed", "images/s", "Training images, the run's whole time."),

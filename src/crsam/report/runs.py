@@ -41,6 +41,8 @@ class Run:
     environment: dict[str, Any] = field(default_factory=dict)
     measures: dict[str, dict[str, Any]] = field(default_factory=dict)
     """``measures-SPLIT.json``, by split."""
+    robustness: dict[str, Any] = field(default_factory=dict)
+    """``robustness.json``: by set of images."""
     landscape: Landscape | None = None
     written: float | None = None
     """When something was last written here, in seconds since 1970."""
@@ -162,6 +164,7 @@ def read_run(folder: Path, name: str | None = None, within: Path | None = None) 
         for file in _matching(folder, "measures-*.json")
         if (found := read(file.name, _table, {}))
     }
+    robustness = read("robustness.json", _table, {})
     landscape = read("landscape.npz", read_landscape, None)
     if not _is_run(folder):
         problems.append("an empty folder: no recipe.toml")
@@ -176,6 +179,7 @@ def read_run(folder: Path, name: str | None = None, within: Path | None = None) 
         result=result,
         environment=environment,
         measures=measures,
+        robustness=robustness,
         landscape=landscape,
         written=_last_written(folder),
         problems=tuple(problems),

@@ -12,6 +12,7 @@ from crsam.report.groups import Group, differing, grouped, is_number, mean_of, p
 from crsam.report.names import name_of
 from crsam.report.page.curves import curves, series
 from crsam.report.page.geometry import geometry
+from crsam.report.page.robustness import robustness
 from crsam.report.page.surfaces import surface
 from crsam.report.runs import Run
 
@@ -50,6 +51,7 @@ def content_of(runs: Sequence[Run], *, title: str = "", most: int = 2000) -> Con
         "differences": [{"key": k, "values": v} for k, v in differing(groups).items()],
         "summary": _summary(groups),
         "geometry": geometry(groups),
+        "robustness": robustness(groups),
         "curves": curves(lines),
         "landscapes": [
             {"run": index, **surface(run.landscape, most)}

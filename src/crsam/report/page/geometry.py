@@ -24,7 +24,7 @@ def geometry(groups: Sequence[Group]) -> list[dict[str, Any]]:
         *((f"{_images(runs, on)}{on} images (crsam measure)", _measured_on(on)) for on in splits),
         ("After the last epoch, at most 2,048 training images (result.json)", _of_result),
     ]
-    tables = [_table(title, figures, groups) for title, figures in sources]
+    tables = [table_of(title, figures, groups) for title, figures in sources]
     return [table for table in tables if table["columns"]]
 
 
@@ -36,7 +36,8 @@ def _images(runs: Sequence[Run], split: str | None = None) -> str:
     return f"at most {alike.pop():,} " if len(alike) == 1 else ""
 
 
-def _table(title: str, figures: Callable[[Run], Figures], groups: Sequence[Group]) -> Any:
+def table_of(title: str, figures: Callable[[Run], Figures], groups: Sequence[Group]) -> Any:
+    """A row for each group, with a cell for each figure that some run has."""
     by_group = [[figures(run) for run in group.runs] for group in groups]
     keys = dict.fromkeys(key for mine in by_group for each in mine for key in each)
     return {

@@ -59,6 +59,7 @@ function navigation(content) {
     ["curves", "Curves", content.curves.length],
     ["landscapes", "Landscapes", content.landscapes.length],
     ["geometry", "Geometry", content.geometry.length],
+    ["robustness", "Robustness", content.robustness.length],
     ["recipes", "Recipes"],
     ["environment", "Environment"],
     ["reproduce", "Reproduce"],
@@ -167,11 +168,28 @@ function build(content) {
           { class: "note" },
           "How flat the place is that each model came to. Of several seeds the mean ± its standard error; of one run its value ± the error of the estimate, where there is one.",
         ),
-        content.geometry.map((table, index) => geometryTable(content, state.opened, table, index)),
+        content.geometry.map((table, index) =>
+          figuresTable(content, state.opened, table, `geometry-${index}`),
+        ),
+      )
+    : null;
+  const robustness = content.robustness.length
+    ? section(
+        "robustness",
+        "Robustness",
+        element(
+          "p",
+          { class: "note" },
+          "On corrupted images and renditions (crsam evaluate). Of several seeds the mean ± its standard error. A set with corruptions missing has no mean.",
+        ),
+        content.robustness.map((table, index) =>
+          figuresTable(content, state.opened, table, `robustness-${index}`),
+        ),
       )
     : null;
   const after = [
     geometry,
+    robustness,
     section("recipes", "Recipes", differencesTable(content), recipes(content)),
     section("environment", "Environment", environmentTable(content)),
     section("reproduce", "Reproduce", reproduce(content)),

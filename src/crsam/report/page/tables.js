@@ -166,13 +166,13 @@ function runsText(content, number, row) {
   );
 }
 
-function geometryTable(content, opened, table, index) {
+function figuresTable(content, opened, table, id) {
   const decimals = table.columns.map((_, k) => decimalsFor(table.rows.map((row) => row.cells[k])));
   const cells = (values) => values.map((cell, k) => numberCell(withError(cell, decimals[k])));
   return openingTable(
     content,
     opened,
-    `geometry-${index}`,
+    id,
     table.title,
     table.columns.map(heading),
     (number) => cells(table.rows[number].cells),

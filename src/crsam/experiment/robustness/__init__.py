@@ -1,0 +1,1 @@
+"""How runs stand corruptions and renditions: ImageNet-C, ImageNet-R, CIFAR-10-C, their like."""

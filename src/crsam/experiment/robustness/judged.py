@@ -1,0 +1,90 @@
+"""Models of runs, shown images that are none of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from crsam.errors import UserError
+from crsam.experiment.build import autocast_of
+from crsam.experiment.restore import Restored, restored
+from crsam.progress import Advance
+from crsam.robust.reading import Labelled
+from crsam.train.distributed import World
+from crsam.train.evaluate import evaluating
+
+BATCH_SIZE = 256
+
+Batches = Callable[[int, int, int], Iterator[Labelled]]
+"""Of a batch size, a rank and a number of ranks."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Runs that are looked at together: each batch is read once and shown to all of them."""
+
+    folders: Sequence[Path]
+    runs: Sequence[Restored]
+    world: World = field(default_factory=World)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.runs[0].splits.classes
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.runs[0].splits.train.shape
+
+
+def judge(folders: Sequence[str | Path], world: World, root: str | None = None) -> Judged:
+    """The models of runs, without the runs' own images.
+
+    Args:
+        folders: Of the runs.
+        world: The processes that take part.
+        root: Where the runs' images are, for runs that do not remember their classes.
+
+    Raises:
+        UserError: If they differ in classes or in the size of their images.
+    """
+    runs = [restored(folder, world, root, with_images=False) for folder in folders]
+    judged = Judged([Path(folder) for folder in folders], runs, world)
+    for folder, run in zip(judged.folders, runs):
+        if (run.splits.classes, run.splits.train.shape) != (judged.classes, judged.shape):
+            raise UserError(
+                f"{folder} and {judged.folders[0]} differ in their classes or the size of their "
+                "images: evaluate them one at a time"
+            )
+    return judged
+
+
+@torch.no_grad()
+def accuracies(
+    judged: Judged, batches: Batches, advance: Advance, mask: Tensor | None = None
+) -> list[float]:
+    """Of each run, in per cent; every process looks at its share of the batches."""
+    world, runs = judged.world, judged.runs
+    sums = torch.zeros(len(runs) + 1, dtype=torch.float64, device=world.device)
+    with ExitStack() as modes:
+        for run in runs:
+            modes.enter_context(evaluating(run.model))
+        for pixels, labels in batches(BATCH_SIZE, world.rank, world.size):
+            pixels, labels = pixels.to(world.device), labels.to(world.device)
+            for i, run in enumerate(runs):
+                autocast = autocast_of(run.recipe)
+                inputs = run.splits.feed.plain(pixels, labels).inputs
+                with torch.autocast(world.device.type, autocast, enabled=autocast is not None):
+                    logits = run.model(inputs)
+                chosen = (logits if mask is None else logits + mask).argmax(1)
+                sums[i] += (chosen == labels).sum()
+            sums[-1] += len(labels)
+            advance(len(labels) * world.size)
+    *right, total = world.total(sums).tolist()
+    if not total:
+        raise UserError("a severity has no image of the run's classes, though others have")
+    return [100 * count / total for count in right]

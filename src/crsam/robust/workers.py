@@ -1,0 +1,75 @@
+"""Work that is shared by processes."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import TypeVar
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def worked(work: Callable[[A], B], tasks: Sequence[A], workers: int) -> Iterator[B]:
+    """What `work` makes of each task, in their order; here, or in so many processes.
+
+    Whoever stops listening, by an exception or otherwise, stops the processes too.
+
+    Args:
+        work: A function that can be pickled.
+        tasks: The same is true of them.
+        workers: 1: in this process.
+
+    Example:
+        >>> list(worked(abs, [1, -2], workers=1))
+        [1, 2]
+    """
+    if workers == 1 or len(tasks) < 2:
+        yield from map(work, tasks)
+        return
+    # Not forked: torch and the progress bar have threads.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(workers, len(tasks)), context, initializer=_start)
+    try:
+        yield from pool.map(work, tasks)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def number_of(asked: int | None, num_images: int) -> int:
+    """Of processes, if none was asked for: one a core, but none of their own for a small job."""
+    if asked is not None or num_images < 1000:
+        return asked or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def keep_freed_memory() -> None:
+    """Tells the C library not to hand back what is freed: it is needed for the next image.
+
+    Otherwise arrays of more than 128 KiB are asked of the system each time, and cleared by it: 1.3
+    to 2.2 times slower for images of 224 pixels. Other C libraries than glibc are left alone.
+    """
+    m_trim_threshold, m_mmap_threshold = -1, -3
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(m_mmap_threshold, 1 << 26)
+        mallopt(m_trim_threshold, 1 << 28)
+
+
+def _start() -> None:
+    """Ctrl-C is the parent's to deal with; without a parent there is nothing to do."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_freed_memory()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
