@@ -20,7 +20,7 @@ from crsam.experiment.recipe import Recipe, differences
 from crsam.experiment.toml import load_recipe, to_toml
 from crsam.train import checkpoint
 
-CHANGES_NOTHING = ("data.root:", "data.download:", "log.tensorboard:", "sweep.")
+CHANGES_NOTHING = ("data.root:", "data.download:", "data.workers:", "log.tensorboard:", "sweep.")
 """Keys that a run may go on without: they change nothing that it computes."""
 
 
