@@ -80,9 +80,9 @@ class Decoded(Images):
             waiting: deque[Part] = deque()
 
             def submit(part: Part) -> None:
-                sources = [self.listing.source(self._listed(row)) for row in part.rows.tolist()]
-                no_seeds = [None] * len(sources)
-                decoders.submit(sources, no_seeds if part.seeds is None else part.seeds.tolist())
+                listed = part.rows if self.rows is None else self.rows[part.rows]
+                seeds = [None] * len(listed) if part.seeds is None else part.seeds.tolist()
+                decoders.submit(self.listing.sources(listed), seeds)
                 waiting.append(part)
 
             for part in first:
@@ -120,7 +120,8 @@ class Decoded(Images):
             row = (row + 1) % len(self)
             bad = self._listed(row)
             try:
-                return row, decoder.pixels(listing.source(bad), self.view, seed)
+                (source,) = listing.sources(torch.tensor([bad]))
+                return row, decoder.pixels(source, self.view, seed)
             except Exception as error:  # of a damaged file, a decoder may raise anything
                 why = decoder.reason(error)
         raise UserError(

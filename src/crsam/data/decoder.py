@@ -1,8 +1,8 @@
 """Reads, cuts and scales images, here or for another process, into memory that both share.
 
-Run as a program it imports Pillow and the standard library, nothing else: it starts in a tenth of a
-second where a process with torch takes seconds and 200 MB, it is no fork of one that has threads
-and a GPU, and the user's script needs no ``if __name__ == "__main__"``.
+Run as a program it imports Pillow and the standard library, nothing else: it starts in a twentieth
+of a second where a process with torch takes seconds and 200 MB, it is no fork of one that has
+threads and a GPU, and the user's script needs no ``if __name__ == "__main__"``.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class WrongSize(Exception):
     """An image that is not to be scaled has another size than the rest."""
 
 
-Box = tuple[int, int, int, int]
+Size = tuple[int, int]
+"""Width and height."""
+Box = tuple[float, float, float, float]
 """Left, upper, right and lower edge."""
 
 
@@ -94,7 +96,7 @@ def pixels(source: Source, view: View, seed: int | None = None) -> bytes:
 
 def shown(content: bytes, view: View, seed: int | None) -> Image.Image:
     """A window, or the middle, of an encoded image. A rotation noted in it is ignored, as usual."""
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     image: Image.Image = Image.open(io.BytesIO(content))
     size = (view.width, view.height)
@@ -110,15 +112,18 @@ def shown(content: bytes, view: View, seed: int | None) -> Image.Image:
         image = in_colour(image)
         if scale == 1:
             return image.crop(box).resize(size, Image.Resampling.BILINEAR)
-        edges = tuple(edge / scale for edge in box)
-        return image.resize(size, Image.Resampling.BILINEAR, box=edges)  # type: ignore[arg-type]
-    if view.draft:
-        share = view.middle or 1
-        _drafted(image, (0, 0, *image.size), tuple(math.ceil(side / share) for side in size))
+        return _scaled(image, box, size, scale)
+    whole, side = image.size, min(image.size)
+    short = round(view.width / (view.middle or 1))
+    scale = _drafted(image, (0, 0, side, side), (short, short)) if view.draft else 1
     image = in_colour(image)
     if view.middle is None:
-        return ImageOps.fit(image, size, Image.Resampling.BILINEAR)
-    return _middle(image, size, view.middle)
+        left, top = ((length - side) / 2 for length in whole)
+        return _scaled(image, (left, top, left + side, top + side), size, scale)
+    width, height = (short * length // side for length in whole)
+    image = _scaled(image, (0, 0, *whole), (width, height), scale)
+    left, top = round((width - view.width) / 2), round((height - view.height) / 2)
+    return image.crop((left, top, left + view.width, top + view.height))
 
 
 def in_colour(image: Image.Image) -> Image.Image:
@@ -131,7 +136,9 @@ def in_colour(image: Image.Image) -> Image.Image:
     return image
 
 
-def random_window(width: int, height: int, seed: int, least: float, shape: float) -> Box:
+def random_window(
+    width: int, height: int, seed: int, least: float, shape: float
+) -> tuple[int, int, int, int]:
     """A window of random area and shape: what everybody trains on ImageNet with.
 
     Szegedy et al., "Going Deeper with Convolutions", 2015. Where ten draws do not fit into the
@@ -154,7 +161,7 @@ def random_window(width: int, height: int, seed: int, least: float, shape: float
     return left, top, left + w, top + h
 
 
-def _drafted(image: Image.Image, box: Box, size: tuple[int, ...]) -> int:
+def _drafted(image: Image.Image, box: Box, size: Size) -> int:
     """Lets a JPEG be decoded smaller, such that `box` has at least `size`; how many times."""
     if image.format != "JPEG":
         return 1
@@ -167,15 +174,15 @@ def _drafted(image: Image.Image, box: Box, size: tuple[int, ...]) -> int:
     return round(width / image.width)
 
 
-def _middle(image: Image.Image, size: tuple[int, int], share: float) -> Image.Image:
-    """The shorter side scaled to the size over `share`, and the middle cut out."""
+def _scaled(image: Image.Image, box: Box, size: Size, scale: int) -> Image.Image:
+    """A part of an image that has been decoded `scale` times smaller.
+
+    The decoder rounds sizes up: the part is one of the whole as it was, not of what was decoded.
+    """
     from PIL import Image
 
-    short = round(min(size) / share)
-    width, height = (short * side // min(image.size) for side in image.size)
-    scaled = image.resize((width, height), Image.Resampling.BILINEAR)
-    left, top = round((width - size[0]) / 2), round((height - size[1]) / 2)
-    return scaled.crop((left, top, left + size[0], top + size[1]))
+    left, top, right, bottom = (edge / scale for edge in box)
+    return image.resize(size, Image.Resampling.BILINEAR, box=(left, top, right, bottom))
 
 
 def read(source: Source) -> bytes:
@@ -214,6 +221,8 @@ def _opened(path: str) -> int:
 
 def reason(error: Exception) -> str:
     """Why an image cannot be read, in a few words."""
+    if type(error).__name__ == "UnidentifiedImageError":  # whose text has an address in memory
+        return "its bytes are of no format that is known"
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(text.split())[:LONGEST] or type(error).__name__
 

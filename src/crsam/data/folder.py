@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
+
+import torch
 
 from crsam.data.augment.inception import Inception
 from crsam.data.decoded import Decoded
 from crsam.data.decoded import hold as held
-from crsam.data.decoder import View, in_colour
+from crsam.data.decoder import View, in_colour, read
 from crsam.data.images import Dataset, Images
 from crsam.data.listing import Listing, find_split
 from crsam.errors import UserError
@@ -117,15 +120,12 @@ def _view(
 
 def _size_of_first(listing: Listing) -> tuple[int, int]:
     """Of the first image that can be read: all must have it."""
-    import io
-
     from PIL import Image
 
-    from crsam.data.decoder import read
-
     for i in range(len(listing)):
+        (source,) = listing.sources(torch.tensor([i]))
         try:
-            return in_colour(Image.open(io.BytesIO(read(listing.source(i))))).size
+            return in_colour(Image.open(io.BytesIO(read(source)))).size
         except Exception:  # it is named when it is its turn
             continue
     raise UserError(f"{listing.name(0)} cannot be read as an image, nor can any other")

@@ -37,6 +37,7 @@ class Names(Sequence[str]):
         return len(self._ends) - 1
 
     def __getitem__(self, i: int) -> str:  # type: ignore[override]
+        i = range(len(self))[i]
         start, end = self._ends[i : i + 2].tolist()
         return os.fsdecode(self._text[start:end])
 
@@ -63,13 +64,15 @@ class Listing:
     def labels(self) -> Tensor:
         return torch.repeat_interleave(torch.tensor(list(self.classes.values())))
 
-    def source(self, i: int) -> Source:
-        """Where the bytes of an image are."""
-        number, offset, size = self.places[i].tolist()
-        holder = self.holders[number]
-        if offset < 0:
-            return Source(f"{holder}/{self.names[i]}")
-        return Source(holder, offset, size, holder.lower().endswith(".zip"))
+    def sources(self, images: Tensor) -> list[Source]:
+        """Where the bytes of some images are."""
+        zipped = [holder.lower().endswith(".zip") for holder in self.holders]
+        return [
+            Source(f"{self.holders[number]}/{self.names[i]}")
+            if offset < 0
+            else Source(self.holders[number], offset, size, zipped[number])
+            for i, (number, offset, size) in zip(images.tolist(), self.places[images].tolist())
+        ]
 
     def name(self, i: int) -> str:
         """Of an image, for messages."""

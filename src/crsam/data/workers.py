@@ -139,7 +139,11 @@ class Decoders:
             self._num_tasks += 1
             self._by_task[self._num_tasks] = request
             request.waiting.add(self._num_tasks)
-            os.write(self._tasks, TASK.pack(self._num_tasks, at, len(told)))
+            try:
+                os.write(self._tasks, TASK.pack(self._num_tasks, at, len(told)))
+            except BrokenPipeError:
+                self._check_alive()
+                raise
             at += len(told)
 
     def collect(self) -> tuple[Tensor, list[Failure]]:

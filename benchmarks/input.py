@@ -1,0 +1,259 @@
+"""How fast photographs are decoded: ours beside torchvision's ImageFolder and DataLoader.
+
+All draw random windows of whole photographs, scale them to a square of bytes and put them into
+batches. Every round times all of them, one after the other, so that a busy machine slows all; what
+counts is the median over the rounds of the ratio to torchvision's in the same round.
+
+- ``ours``: folders, every JPEG decoded in full: the same work as torchvision's
+- ``ours, draft``: JPEGs decoded smaller where that is enough, as is the default
+- ``ours, zip`` and ``ours, tar``: the same files in one archive, decoded in full
+- ``ours, threads``: the same function in threads of this process
+- ``torchvision``: RandomResizedCrop, PILToTensor
+- ``torchvision, floats``: RandomResizedCrop, flip, ToTensor, Normalize, as in most scripts; ours
+  flips and normalises on the device
+
+    python benchmarks/input.py data/imagenette --large 1500 --out results/input_cpu.json
+
+A core's images a second are images by seconds of processor time, over all processes. Needs
+torchvision. `--large N` makes N photographs of 500 × 375 out of those given, about as many bytes
+as ImageNet's, and times them too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import PIL
+import torch
+from PIL import Image
+
+from crsam.data import decoder
+from crsam.data.decoded import Decoded
+from crsam.data.decoder import View
+from crsam.data.images import Part
+from crsam.data.listing import Listing, list_archives, list_folder
+from crsam.experiment.environment import environment
+
+BATCH = 64
+LARGE = (500, 375)
+GRAIN = 6
+"""Noise of an enlarged photograph, in grey levels: with it, JPEGs are about ImageNet's 110 kB."""
+
+Contestant = Callable[[int], Iterator[torch.Tensor]]
+"""Given the number of workers: the batches of all images."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("photos", type=Path, help="a folder of folders of photographs")
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--images", type=int, default=1500, help="how many are decoded at a time")
+    parser.add_argument("--large", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        sets = {"as given": linked(given.photos, Path(place) / "given", given.images)}
+        if given.large:
+            sets["500 x 375"] = enlarged(given.photos, Path(place) / "large", given.large)
+        found = {
+            name: measured(folder, given.size, given.workers, given.rounds)
+            for name, folder in sets.items()
+        }
+    for name, rows in found.items():
+        print(f"\n{name}, {rows['mean_kilobytes']:.0f} kB a photograph", *table(rows), sep="\n")
+    if given.out:
+        content = {
+            **environment(torch.device("cpu")),
+            "pillow": PIL.__version__,
+            "torchvision": __import__("torchvision").__version__,
+            "processor": platform.processor() or platform.machine(),
+            "command": " ".join(["python", *sys.argv]),
+            "batch": BATCH,
+            "size": given.size,
+            "rounds": given.rounds,
+            "sets": found,
+        }
+        given.out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def measured(folder: Path, size: int, workers: list[int], rounds: int) -> dict[str, object]:
+    """For each contestant and number of workers: images a second, in all and by core, and both as
+    multiples of torchvision's in the same round.
+    """
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    entrants = contestants(folder, size)
+    speeds: dict[str, list[tuple[float, float]]] = {}
+    for i in range(rounds):
+        for count in workers:
+            for name, batches in entrants.items():
+                speeds.setdefault(f"{name}, {count}", []).append(timed(batches, count))
+        print(f"{folder.name}: round {i + 1} of {rounds}", flush=True)
+    rows: dict[str, object] = {}
+    for key, all_rounds in speeds.items():
+        theirs = speeds[f"torchvision, {key.rsplit(', ', 1)[1]}"]
+        rows[key] = {
+            "images_per_second": round(statistics.median(s for s, _ in all_rounds), 1),
+            "images_per_second_and_core": round(statistics.median(c for _, c in all_rounds), 1),
+            "to_torchvision": median_ratio(all_rounds, theirs, 0),
+            "to_torchvision_per_core": median_ratio(all_rounds, theirs, 1),
+        }
+    size_of_all = sum(path.stat().st_size for path in files)
+    return {"images": len(files), "mean_kilobytes": size_of_all / len(files) / 1e3, "rows": rows}
+
+
+def median_ratio(
+    ours: list[tuple[float, float]], theirs: list[tuple[float, float]], i: int
+) -> float:
+    return round(statistics.median(a[i] / b[i] for a, b in zip(ours, theirs)), 3)
+
+
+def timed(batches: Callable[[int], Iterator[torch.Tensor]], workers: int) -> tuple[float, float]:
+    """Images a second, from the first batch on, and images a second of processor time, in all."""
+    used, total = processor_seconds(), 0
+    stream = batches(workers)
+    first = len(next(stream))
+    began = time.perf_counter()
+    for batch in stream:
+        total += len(batch)
+    seconds = time.perf_counter() - began
+    del stream
+    return total / seconds, (first + total) / (processor_seconds() - used)
+
+
+def processor_seconds() -> float:
+    """Of this process and of those that it has seen the end of."""
+    every = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in every)
+
+
+def contestants(folder: Path, size: int) -> dict[str, Contestant]:
+    plain = View(size, size, draft=False)
+    listing = list_folder(folder)
+    archives = [packed(folder, kind) for kind in ("zip", "tar")]
+    return {
+        "torchvision": partial(theirs, folder, size, False),
+        "ours": partial(ours, listing, plain),
+        "ours, draft": partial(ours, listing, View(size, size)),
+        "ours, zip": partial(ours, list_archives(archives[:1]), plain),
+        "ours, tar": partial(ours, list_archives(archives[1:]), plain),
+        "ours, threads": partial(threads, listing, plain),
+        "torchvision, floats": partial(theirs, folder, size, True),
+    }
+
+
+def ours(listing: Listing, view: View, workers: int) -> Iterator[torch.Tensor]:
+    images = Decoded(listing, listing.labels, view, workers=workers)
+    for shown in images.stream(parts(len(images)), BATCH):
+        yield shown.pixels
+
+
+def parts(count: int) -> list[Part]:
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    return [Part(rows, rows) for rows in torch.split(order, BATCH)]
+
+
+def threads(listing: Listing, view: View, workers: int) -> Iterator[torch.Tensor]:
+    with ThreadPoolExecutor(workers) as pool:
+        waiting = [
+            [
+                pool.submit(decoder.pixels, source, view, row)
+                for source, row in zip(listing.sources(part.rows), part.rows.tolist())
+            ]
+            for part in parts(len(listing))
+        ]
+        for batch in waiting:
+            joined = bytearray(b"".join(one.result() for one in batch))
+            pixels = torch.frombuffer(joined, dtype=torch.uint8)
+            pixels = pixels.view(-1, view.height, view.width, 3)
+            yield pixels.permute(0, 3, 1, 2).contiguous()
+
+
+def theirs(folder: Path, size: int, floats: bool, workers: int) -> Iterator[torch.Tensor]:
+    from torchvision import datasets, transforms
+
+    crop = transforms.RandomResizedCrop(size)
+    rest = [transforms.PILToTensor()]
+    if floats:
+        scale = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+        rest = [transforms.RandomHorizontalFlip(), transforms.ToTensor(), scale]
+    images = datasets.ImageFolder(str(folder), transforms.Compose([crop, *rest]))
+    loader = torch.utils.data.DataLoader(
+        images, BATCH, shuffle=True, num_workers=workers, prefetch_factor=4
+    )
+    for pixels, _ in loader:
+        yield pixels
+
+
+def linked(source: Path, target: Path, count: int) -> Path:
+    """So many of the photographs, of all classes alike."""
+    for path in spread(source, count):
+        there = target / path.parent.name / path.name
+        there.parent.mkdir(parents=True, exist_ok=True)
+        os.link(path, there) if same_disk(path, target) else there.write_bytes(path.read_bytes())
+    return target
+
+
+def same_disk(a: Path, b: Path) -> bool:
+    return a.stat().st_dev == b.stat().st_dev
+
+
+def spread(source: Path, count: int) -> list[Path]:
+    every = sorted(path for path in source.glob("*/*") if path.is_file())
+    return every[:: max(1, len(every) // count)][:count]
+
+
+def enlarged(source: Path, target: Path, count: int) -> Path:
+    """Photographs of the size and weight of ImageNet's."""
+    draw = np.random.default_rng(0)
+    for path in spread(source, count):
+        image = Image.open(path).convert("RGB").resize(LARGE, Image.Resampling.BICUBIC)
+        grain = draw.normal(0, GRAIN, (LARGE[1], LARGE[0], 1))
+        pixels = (np.asarray(image) + grain).clip(0, 255).astype(np.uint8)
+        there = target / path.parent.name / path.name
+        there.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(there, "JPEG", quality=92)
+    return target
+
+
+def packed(folder: Path, kind: str) -> Path:
+    """All of a folder in one archive beside it."""
+    target = folder.parent / f"{folder.name}.{kind}"
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    if kind == "zip":
+        with zipfile.ZipFile(target, "w") as archive:
+            for path in files:
+                archive.write(path, path.relative_to(folder))
+    else:
+        with tarfile.open(target, "w") as tar:
+            for path in files:
+                tar.add(path, path.relative_to(folder))
+    return target
+
+
+def table(found: dict[str, object]) -> list[str]:
+    lines = [f"{'':<26}{'images/s':>10}{'per core':>10}{'ratio':>8}{'per core':>10}"]
+    for name, row in found["rows"].items():
+        a, b, c, d = row.values()
+        lines.append(f"{name:<26}{a:>10,.0f}{b:>10,.0f}{c:>8.2f}{d:>10.2f}")
+    return lines
+
+
+if __name__ == "__main__":
+    main()
