@@ -14,9 +14,9 @@ counts is the median over the rounds of the ratio to torchvision's in the same r
 
     python benchmarks/input.py data/imagenette --large 1500 --out results/input_cpu.json
 
-A core's images a second are images by seconds of processor time, over all processes. Needs
-torchvision. `--large N` makes N photographs of 500 × 375 out of those given, about as many bytes
-as ImageNet's, and times them too.
+A core's images a second are images by seconds of processor time, over all processes, their start
+included. Needs torchvision. ``--large N`` makes N photographs of 500 × 375 out of those given, much
+like ImageNet's, and N/10 of 2000 × 1500, as cameras take them, and times them too.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from crsam.data.listing import Listing, list_archives, list_folder
 from crsam.experiment.environment import environment
 
 BATCH = 64
-LARGE = (500, 375)
-GRAIN = 6
+LARGE, HUGE = (500, 375), (2000, 1500)
+GRAIN = 9
 """Noise of an enlarged photograph, in grey levels: with it, JPEGs are about ImageNet's 110 kB."""
 
 Contestant = Callable[[int], Iterator[torch.Tensor]]
@@ -71,7 +71,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         sets = {"as given": linked(given.photos, Path(place) / "given", given.images)}
         if given.large:
-            sets["500 x 375"] = enlarged(given.photos, Path(place) / "large", given.large)
+            for size, count in ((LARGE, given.large), (HUGE, given.large // 10)):
+                name = f"{size[0]} x {size[1]}"
+                sets[name] = enlarged(given.photos, Path(place) / name, count, size)
         found = {
             name: measured(folder, given.size, given.workers, given.rounds)
             for name, folder in sets.items()
@@ -219,12 +221,12 @@ def spread(source: Path, count: int) -> list[Path]:
     return every[:: max(1, len(every) // count)][:count]
 
 
-def enlarged(source: Path, target: Path, count: int) -> Path:
-    """Photographs of the size and weight of ImageNet's."""
+def enlarged(source: Path, target: Path, count: int, size: tuple[int, int]) -> Path:
+    """Photographs of another size, and of about as many bytes a pixel as others of that size."""
     draw = np.random.default_rng(0)
     for path in spread(source, count):
-        image = Image.open(path).convert("RGB").resize(LARGE, Image.Resampling.BICUBIC)
-        grain = draw.normal(0, GRAIN, (LARGE[1], LARGE[0], 1))
+        image = Image.open(path).convert("RGB").resize(size, Image.Resampling.BICUBIC)
+        grain = draw.normal(0, GRAIN, (size[1], size[0], 1))
         pixels = (np.asarray(image) + grain).clip(0, 255).astype(np.uint8)
         there = target / path.parent.name / path.name
         there.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from crsam.data import remembered
 from crsam.data.augment import Inception
 from crsam.data.decoded import Decoded
 from crsam.data.folder import read_folder
@@ -139,6 +140,26 @@ def test_an_archive_that_was_cut_after_it_was_listed_is_told_by_its_images(
     images.fetch(torch.arange(len(images)))
     told = capsys.readouterr().err
     assert f"{file}:{last.name} cannot be read as an image: the archive ends before it" in told
+
+
+def test_a_long_list_is_remembered_until_the_archive_changes(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(remembered, "SLOW", 0.0)
+    file = tarred(folders / "train", tmp_path / "train.tar")
+    first = list(remembered.remembered(file))
+    assert [str(member.name) for member in first][-1] == "Bee/0.jpg"
+    listed: list[Path] = []
+    real = remembered.members
+    monkeypatch.setattr(remembered, "members", lambda path: (listed.append(path), real(path))[1])
+    assert list(remembered.remembered(file)) == first
+    assert listed == []
+    tarred(folders / "val", file)
+    assert len(list(remembered.remembered(file))) == 6
+    remembered.cache_file(file).write_text("[[")
+    assert len(list(remembered.remembered(file))) == 6
+    assert len(listed) == 2
 
 
 def test_what_is_no_archive_is_named(folders: Path, tmp_path: Path) -> None:

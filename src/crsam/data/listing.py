@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from crsam.data.broken import Broken
 from crsam.data.decoder import Source
-from crsam.data.shards import PACKED, SUFFIXES, Member, members
+from crsam.data.remembered import remembered
+from crsam.data.shards import PACKED, SUFFIXES, Member
 from crsam.errors import UserError
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".gif")
@@ -136,22 +138,24 @@ def list_archives(archives: Sequence[Path], named: bool = False) -> Listing:
             for, as in ``train/n01440764.tar``.
     """
     found: list[tuple[str, str, int, Member]] = []
+    depth = 0
     folders: set[tuple[str, ...]] = set()
     for number, archive in enumerate(archives):
-        for member in members(archive):
-            parts = tuple(part for part in member.name.parts if part not in (".", "/"))
+        for member in remembered(archive):
+            parts = tuple(part for part in member.name.split("/") if part not in (".", ""))
             if any(part.startswith((".", "__MACOSX")) for part in parts):
                 continue
             if member.size < 0:
                 folders.add(parts)
-            elif is_image(member.name.name):
+            elif is_image(member.name):
                 inside = (archive.stem, *parts) if named and len(parts) == 1 else parts
                 if len(inside) not in (2, 3):
                     raise UserError(
                         f"{archive}: {member.name} must be CLASS/NAME, with at most one folder "
                         "before it"
                     )
-                found.append((inside[-2], inside[-1], number, member))
+                found.append((sys.intern(inside[-2]), inside[-1], number, member))
+                depth = len(parts) - 1
     where = archives[0].parent if len(archives) > 1 else archives[0]
     if not found:
         raise UserError(f"{where} holds no images ({_suffixes()})")
@@ -160,12 +164,11 @@ def list_archives(archives: Sequence[Path], named: bool = False) -> Listing:
     classes: dict[str, int] = {}
     for name, *_ in found:
         classes[name] = classes.get(name, 0) + 1
-    depth = max(len(member.name.parts) for *_, member in found) - 1
     if empty := sorted({parts[-1] for parts in folders if len(parts) == depth} - set(classes)):
         raise UserError(f"{where}: {empty[0]} holds no images ({_suffixes()})")
     return Listing(
         tuple(str(archive) for archive in archives),
-        Names([str(member.name) for *_, member in found]),
+        Names([member.name for *_, member in found]),
         torch.tensor([(number, member.offset, member.size) for _, _, number, member in found]),
         classes,
     )

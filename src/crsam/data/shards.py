@@ -22,7 +22,8 @@ STEP = 1000
 class Member(NamedTuple):
     """A file in an archive."""
 
-    name: PurePosixPath
+    name: str
+    """With its folders."""
     offset: int
     """Of its first byte in a tar file; of its header in a zip file."""
     size: int
@@ -57,7 +58,7 @@ def _zip_members(archive: Path) -> Iterator[Member]:
     length = archive.stat().st_size
     with zipfile.ZipFile(archive) as file:
         for info in file.infolist():
-            name, size = PurePosixPath(info.filename), info.compress_size
+            name, size = info.filename, info.compress_size
             if info.is_dir():
                 yield Member(name, 0, -1)
                 continue
@@ -84,7 +85,7 @@ def _tar_members(archive: Path, file: BinaryIO, start: int, end: int) -> Iterato
         if not _is_header(header):
             raise UserError(f"{archive} is no tar file, or damaged at byte {at}")
         kind, size = header[156:157], _number(header[124:136])
-        name = PurePosixPath(long_name or _name(header))
+        name = long_name or _name(header)
         at += BLOCK
         if kind in b"Lx":
             note = os.pread(number, size, at)
@@ -100,9 +101,10 @@ def _tar_members(archive: Path, file: BinaryIO, start: int, end: int) -> Iterato
                 raise _cut(archive, name)
             if kind == b"5":
                 yield Member(name, at, -1)
-            elif kind in b"0\0" and name.suffix == ".tar":
+            elif kind in b"0\0" and name.endswith(".tar"):
                 for inner in _tar_members(archive, file, at, at + size):
-                    yield inner._replace(name=PurePosixPath(name.stem) / inner.name)
+                    folder = PurePosixPath(name).stem
+                    yield inner._replace(name=f"{folder}/{inner.name}")
             elif kind in b"0\0":
                 yield Member(name, at, size)
         at += -(-size // BLOCK) * BLOCK
@@ -142,5 +144,5 @@ def _size(file: BinaryIO) -> int:
     return os.fstat(file.fileno()).st_size
 
 
-def _cut(archive: Path, name: PurePosixPath) -> UserError:
+def _cut(archive: Path, name: str) -> UserError:
     return UserError(f"{archive} is cut off: it ends within {name}")

@@ -75,7 +75,7 @@ def _packed(archives: Iterable[Path]) -> tuple[dict[str, Found], str]:
     notes = ""
     for archive in archives:
         for member in members(archive):
-            name = str(member.name)
+            name = member.name
             if name.endswith("val_annotations.txt"):
                 with zipfile.ZipFile(archive) as file:
                     notes = file.read(name).decode()
