@@ -146,13 +146,13 @@ def processor_seconds() -> float:
 
 
 def contestants(folder: Path, size: int) -> dict[str, Contestant]:
-    plain = View(size, size, draft=False)
+    plain = View(size, size, least=0.08, draft=False)
     listing = list_folder(folder)
     archives = [packed(folder, kind) for kind in ("zip", "tar")]
     return {
         "torchvision": partial(theirs, folder, size, False),
         "ours": partial(ours, listing, plain),
-        "ours, draft": partial(ours, listing, View(size, size)),
+        "ours, draft": partial(ours, listing, plain._replace(draft=True)),
         "ours, zip": partial(ours, list_archives(archives[:1]), plain),
         "ours, tar": partial(ours, list_archives(archives[1:]), plain),
         "ours, threads": partial(threads, listing, plain),

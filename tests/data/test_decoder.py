@@ -66,7 +66,7 @@ def test_where_no_window_fits_it_is_the_middle(size: tuple[int, int], box: tuple
 
 
 def test_a_window_is_cut_out_of_the_whole_photograph_and_scaled() -> None:
-    image, view = photo(3, 90, 70), View(16, 16, draft=False)
+    image, view = photo(3, 90, 70), View(16, 16, least=0.08, draft=False)
     for seed in range(20):
         box = random_window(90, 70, seed, view.least, view.shape)
         expected = image.crop(box).resize((16, 16), BILINEAR)
@@ -106,7 +106,7 @@ def test_a_jpeg_is_decoded_no_larger_than_needed_and_no_smaller(
     seen = set()
     for seed in range(60):
         left, top, right, bottom = random_window(800, 600, seed, 0.08, 4 / 3)
-        shown(content, View(64, 64), seed)
+        shown(content, View(64, 64, least=0.08), seed)
         scale = 800 // sizes[-1][0]
         seen.add(scale)
         assert min(right - left, bottom - top) / scale >= 64
@@ -121,7 +121,7 @@ def test_what_is_decoded_smaller_is_much_the_same_picture() -> None:
     content = encoded(photo(4).resize((805, 603), Image.Resampling.BICUBIC), "JPEG")
     for seed, middle in [(None, None), (None, 0.875), *((seed, None) for seed in range(30))]:
         drafted, full = (
-            np.asarray(shown(content, View(48, 48, middle=middle, draft=draft), seed), dtype=float)
+            np.asarray(shown(content, View(48, 48, True, middle, 0.08, draft=draft), seed), float)
             for draft in (True, False)
         )
         assert np.abs(drafted - full).mean() < 1
@@ -130,5 +130,7 @@ def test_what_is_decoded_smaller_is_much_the_same_picture() -> None:
 def test_draft_changes_nothing_where_all_pixels_are_needed() -> None:
     content = encoded(photo(4, 120, 90), "JPEG")
     for seed in (None, *range(5)):
-        a, b = (shown(content, View(80, 80, draft=draft), seed) for draft in (True, False))
+        a, b = (
+            shown(content, View(80, 80, least=0.08, draft=draft), seed) for draft in (True, False)
+        )
         assert a.tobytes() == b.tobytes()

@@ -115,6 +115,16 @@ def test_windows_differ_from_epoch_to_epoch_and_from_seed_to_seed(images: Decode
     assert len(seen) == 3
 
 
+def test_without_windows_the_middles_are_shown_in_training_too(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    root = write_photos(tmp_path_factory.mktemp("middles"))
+    lazy, held = (
+        read_folder(root, image_size=12, hold=hold, workers=0).train for hold in (False, True)
+    )
+    assert same(*(list(Batches(images, feed(0.4), 6).epoch(1)) for images in (lazy, held)))
+
+
 def test_in_order_shows_the_middle_of_all_images_however_many_processes(images: Decoded) -> None:
     whole = list(in_order(images, feed(), 30))
     assert torch.equal(whole[0].targets, images.labels)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -125,7 +125,7 @@ class Batches:
         self.share = slice(rank * each, (rank + 1) * each)
         self.waits = Waits(images.device)
         self._drawn: deque[Drawn] = deque()
-        self._stream: Iterator[Shown] = iter(())
+        self._stream: Generator[Shown, None, None] | None = None
         self._next = (-1, -1)
 
     def __len__(self) -> int:
@@ -140,7 +140,9 @@ class Batches:
 
     def close(self) -> None:
         """Forgets what has been decoded ahead, and ends the processes that do so."""
-        self._next, self._stream = (-1, -1), iter(())
+        if self._stream is not None:
+            self._stream.close()
+        self._next, self._stream = (-1, -1), None
         self._drawn.clear()
 
     def order(self, number: int) -> Tensor:
@@ -162,6 +164,7 @@ class Batches:
             most = min(2 * (self.share.stop - self.share.start), self.batch_size)
             self._stream = self.images.stream(self._parts(number, start), most)
         for i in range(start, len(self)):
+            assert self._stream is not None
             with self.waits.waiting():
                 shown = next(self._stream)
             self._next = divmod(number * len(self) + i + 1, len(self))
@@ -193,9 +196,7 @@ class Batches:
             place[rows] = torch.arange(len(rows))
             mixup = (share, place[partner])
         device = self.images.device
-        return rows, Drawn(
-            draws_on(rows_of(augment, rows), device), tuple(t.to(device) for t in mixup)
-        )
+        return rows, Drawn(draws_on(rows_of(augment, rows), device), draws_on(mixup, device))
 
 
 def in_order(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -26,7 +26,7 @@ CHUNK = 1024
 """Images that are decoded at a time, to be held."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Decoded(Images):
     """Images that are decoded by processes of their own, ahead of whoever asks for them.
 
@@ -70,7 +70,7 @@ class Decoded(Images):
     def to(self, device: torch.device) -> Decoded:
         return replace(self, labels=self.labels.to(device))
 
-    def stream(self, parts: Iterable[Part], most: int) -> Iterator[Shown]:
+    def stream(self, parts: Iterable[Part], most: int) -> Generator[Shown, None, None]:
         workers = num_workers() if self.workers is None else self.workers
         first = list(islice(parts := iter(parts), AHEAD))
         if self.workers is None and len(first) < AHEAD and sum(len(p.rows) for p in first) <= FEW:
@@ -90,7 +90,7 @@ class Decoded(Images):
             while waiting:
                 pixels, failures = decoders.collect()
                 rows = self._replaced(waiting.popleft(), pixels, failures)
-                shown = Shown(onto_device(pixels), rows.to(self.device))
+                shown = Shown(onto_device(pixels), rows.to(self.device, non_blocking=True))
                 for part in islice(parts, 1):
                     submit(part)
                 yield shown

@@ -57,8 +57,8 @@ class View(NamedTuple):
     """Whether images are brought to that size; else they must have it."""
     middle: float | None = None
     """Share of the scaled shorter side that is shown; None: the largest window of this shape."""
-    least: float = 0.08
-    """The smallest area of a random window, as a share of the image's."""
+    least: float | None = None
+    """The smallest area of a random window, as a share of the image's; None: none is random."""
     shape: float = 4 / 3
     """The widest ratio of its sides; the narrowest is one over it."""
     draft: bool = True
@@ -85,7 +85,7 @@ def pixels(source: Source, view: View, seed: int | None = None) -> bytes:
     Args:
         source: Where it is.
         view: What is shown of it.
-        seed: Of the random window; None: the middle.
+        seed: Of the random window, where the view has such; None: the middle.
 
     Raises:
         WrongSize: See there.
@@ -106,7 +106,7 @@ def shown(content: bytes, view: View, seed: int | None) -> Image.Image:
         if image.size != size:
             raise WrongSize(f"has {image.width} × {image.height} pixels")
         return in_colour(image)
-    if seed is not None:
+    if view.least is not None and seed is not None:
         box = random_window(*image.size, seed, view.least, view.shape)
         scale = _drafted(image, box, size) if view.draft else 1
         image = in_colour(image)
@@ -163,14 +163,12 @@ def random_window(
 
 def _drafted(image: Image.Image, box: Box, size: Size) -> int:
     """Lets a JPEG be decoded smaller, such that `box` has at least `size`; how many times."""
-    if image.format != "JPEG":
-        return 1
     width = image.width
     least = [
         math.ceil(whole * wanted / (high - low))
         for whole, wanted, low, high in zip(image.size, size, box[:2], box[2:])
     ]
-    image.draft(image.mode, (least[0], least[1]))
+    image.draft(image.mode, (least[0], least[1]))  # of other formats, this does nothing
     return round(width / image.width)
 
 

@@ -16,7 +16,7 @@ from crsam.data.listing import Listing, find_split
 from crsam.errors import UserError
 
 HOLD_LIMIT = 4 << 30
-"""Bytes up to which a set, training and test images together, is held decoded."""
+"""Bytes up to which images, of training and test together, are held decoded."""
 MIDDLE = 0.875
 """Of the scaled shorter side of a photograph, what a model is judged on: 224 of 256 pixels."""
 
@@ -70,35 +70,28 @@ def read_folder(
     _check_pillow()
     train, test = _both(root)
     view = _view(train, image_size, windows, middle, draft)
-    num_bytes = (len(train) + len(test)) * view.num_bytes
-    if image_size is None and not _holds(hold, num_bytes):
+    # Photographs that windows are cut out of cannot be held; those to be judged on still can.
+    to_hold = [train, test] if windows is None else [test]
+    num_bytes = sum(map(len, to_hold)) * view.num_bytes
+    holds = num_bytes <= HOLD_LIMIT if hold is None else hold
+    if image_size is None and not holds:
         raise UserError(
             f"image_size must be given for {root}: its images take {num_bytes / 2**30:.1f} GiB "
             "and are not held, so nothing has made sure that they are of one size"
         )
 
-    def images(label: str, listing: Listing, num_bytes: int) -> Images:
+    def images(label: str, listing: Listing) -> Images:
         found = Decoded(listing, listing.labels, view, workers=workers)
-        return held(found, label) if _holds(hold, num_bytes) else found
+        return held(found, label) if holds and listing in to_hold else found
 
-    if windows is None:
-        seen, judged = (images("training images", train, num_bytes),
-                        images("test images", test, num_bytes))  # fmt: skip
-    else:
-        seen = Decoded(train, train.labels, view, workers=workers)
-        judged = images("test images", test, len(test) * view.num_bytes)
     return Dataset(
-        train=seen,
-        test=judged,
+        train=images("training images", train),
+        test=images("test images", test),
         classes=tuple(train.classes),
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
         broken=(train.broken, test.broken),
     )
-
-
-def _holds(hold: bool | None, num_bytes: int) -> bool:
-    return num_bytes <= HOLD_LIMIT if hold is None else hold
 
 
 def _view(

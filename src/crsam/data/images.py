@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,7 +48,7 @@ class Images(ABC):
     def fetch(self, indices: Tensor) -> Tensor:
         """Bytes of shape (n, C, H, W), on `device`; `indices` are on it too."""
 
-    def stream(self, parts: Iterable[Part], most: int) -> Iterator[Shown]:
+    def stream(self, parts: Iterable[Part], most: int) -> Generator[Shown, None, None]:
         """Parts of the set one after the other, the next ones made ready meanwhile.
 
         Args:

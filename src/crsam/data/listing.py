@@ -44,7 +44,7 @@ class Names(Sequence[str]):
         return os.fsdecode(self._text[start:end])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Listing:
     """The images of a split, by class, and of a class by name."""
 

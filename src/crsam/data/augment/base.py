@@ -91,7 +91,7 @@ def rows_of(draws: Draws, rows: Tensor) -> Draws:
 
 
 def draws_on(draws: Draws, device: torch.device) -> Draws:
-    """The draws, on their way to a device."""
+    """The draws, on their way to a device: the host does not wait for what is queued there."""
     return tuple(
         drawn.to(device, non_blocking=True)
         if isinstance(drawn, Tensor)
