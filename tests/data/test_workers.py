@@ -23,7 +23,7 @@ from crsam.errors import UserError
 from data.photos import write_photos
 
 PROGRAM = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from crsam.data.decoder import Source, View
 from crsam.data.workers import Decoders
@@ -31,7 +31,11 @@ from crsam.data.workers import Decoders
 decoders = Decoders(View(8, 8), most=4, workers=2)
 decoders.submit([Source(sys.argv[1])] * 4, [None] * 4)
 decoders.collect()
-print(*(process.pid for process in decoders._processes), flush=True)
+pids = [process.pid for process in decoders._processes]
+if "fork" in sys.argv:  # it holds the pipes open for a while
+    pids.append(os.fork())
+if pids[-1]:
+    print(*pids, flush=True)
 time.sleep(60)
 """
 
@@ -118,12 +122,11 @@ def children(pid: int) -> list[int]:
     return [int(word) for task in tasks for word in (task / "children").read_text().split()]
 
 
-@pytest.fixture
-def parent(root: Path) -> tuple[subprocess.Popen[str], list[int]]:
+def started(root: Path, *words: str) -> tuple[subprocess.Popen[str], list[int]]:
     """A process with two that decode, which knows nothing of ``__main__``."""
     path = os.pathsep.join(place for place in sys.path if place)
     program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(root / "train/ant/0.jpg")],
+        [sys.executable, "-c", PROGRAM, str(root / "train/ant/0.jpg"), *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -135,15 +138,26 @@ def parent(root: Path) -> tuple[subprocess.Popen[str], list[int]]:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_processes_end_with_their_parent_however_it_ends(
-    number: signal.Signals, parent: tuple[subprocess.Popen[str], list[int]]
+    number: signal.Signals, root: Path
 ) -> None:
-    program, pids = parent
+    program, pids = started(root)
     assert len(pids) == 2
     assert all(map(is_running, pids))
     program.send_signal(number)
     told = program.communicate(timeout=20)[1]
     assert gone(pids)
     assert told.count("Traceback") == (number == signal.SIGINT)  # the parent's own, and no other
+
+
+def test_they_end_even_if_a_fork_of_their_parent_lives_on(root: Path) -> None:
+    program, (*pids, fork) = started(root, "fork")
+    program.kill()
+    try:
+        assert gone(pids)
+        assert is_running(fork)
+    finally:
+        os.kill(fork, signal.SIGKILL)
+        program.communicate(timeout=20)
 
 
 def test_signals_to_all_processes_do_not_reach_those_that_decode(root: Path) -> None:

@@ -33,7 +33,7 @@ LONGEST = 160
 """Letters of a reason."""
 TAKING, ANSWERING = 0, 1
 """Bytes of the shared memory that stand for the two pipes, for a process to lock."""
-WATCH = 5.0
+WATCH = 2.0
 """Seconds after which an idle process looks whether its parent is still there."""
 
 

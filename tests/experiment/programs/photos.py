@@ -67,6 +67,7 @@ def main() -> None:
             run(recipe(root, *overrides), folder, world, lines=False)
         except Stopped:
             assert int(stop)
+        assert world.union({world.rank, 9}) == {*range(world.size), 9}
         Path(log, f"{world.rank}.json").write_text(json.dumps(seen))
 
 
