@@ -15,7 +15,7 @@ from torch import Tensor
 from crsam.data.broken import Broken
 from crsam.data.decoder import Source
 from crsam.data.remembered import remembered
-from crsam.data.shards import PACKED, SUFFIXES, Member
+from crsam.data.shards import FOLDER, LINK, PACKED, SUFFIXES, Member
 from crsam.errors import UserError
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".gif")
@@ -95,7 +95,7 @@ def find_split(root: Path, *names: str) -> Listing:
     for name in names:
         folder = root / name
         if folder.is_dir():
-            inside = _archives(folder, "")
+            inside = [] if any(e.is_dir() for e in _visible(folder)) else _archives(folder, "")
             return list_archives(inside, named=True) if inside else list_folder(folder)
         if found := _archives(root, name):
             return list_archives(found)
@@ -145,9 +145,13 @@ def list_archives(archives: Sequence[Path], named: bool = False) -> Listing:
             parts = tuple(part for part in member.name.split("/") if part not in (".", ""))
             if any(part.startswith((".", "__MACOSX")) for part in parts):
                 continue
-            if member.size < 0:
+            if member.size == FOLDER:
                 folders.add(parts)
             elif is_image(member.name):
+                if member.size == LINK:
+                    raise UserError(
+                        f"{archive}: {member.name} is a link: pack the images themselves"
+                    )
                 inside = (archive.stem, *parts) if named and len(parts) == 1 else parts
                 if len(inside) not in (2, 3):
                     raise UserError(

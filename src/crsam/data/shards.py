@@ -14,7 +14,9 @@ from crsam.progress import bar
 SUFFIXES = (".tar", ".zip")
 PACKED = (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 """Archives of which no part can be read without all before it."""
+FOLDER, LINK = -1, -2
 BLOCK = 512
+LINKS = (b"1", b"2")
 STEP = 1000
 """Members between two moves of the bar."""
 
@@ -27,7 +29,7 @@ class Member(NamedTuple):
     offset: int
     """Of its first byte in a tar file; of its header in a zip file."""
     size: int
-    """Of its bytes as they lie there; −1: it is a folder."""
+    """Of its bytes as they lie there; `FOLDER` or `LINK` if it is one."""
 
 
 def members(archive: Path) -> Iterator[Member]:
@@ -60,7 +62,7 @@ def _zip_members(archive: Path) -> Iterator[Member]:
         for info in file.infolist():
             name, size = info.filename, info.compress_size
             if info.is_dir():
-                yield Member(name, 0, -1)
+                yield Member(name, 0, FOLDER)
                 continue
             if info.flag_bits & 1:
                 raise UserError(f"{archive}: {name} needs a password")
@@ -84,27 +86,25 @@ def _tar_members(archive: Path, file: BinaryIO, start: int, end: int) -> Iterato
             raise UserError(f"{archive} is cut off: it has no end mark")
         if not _is_header(header):
             raise UserError(f"{archive} is no tar file, or damaged at byte {at}")
-        kind, size = header[156:157], _number(header[124:136])
-        name = long_name or _name(header)
+        kind, name = header[156:157], long_name or _name(header)
+        size = 0 if kind in LINKS else long_size or _number(header[124:136])
         at += BLOCK
+        if at + size > end:
+            raise _cut(archive, name)
         if kind in b"Lx":
             note = os.pread(number, size, at)
-            if kind == b"L":
-                long_name = note.rstrip(b"\0").decode(errors="surrogateescape")
-            else:
-                told = _pax(note)
-                long_name = told.get("path", long_name)
-                long_size = int(told["size"]) if "size" in told else long_size
+            told = _pax(note) if kind == b"x" else {"path": _text(note)}
+            long_name = told.get("path", long_name)
+            long_size = int(told["size"]) if "size" in told else long_size
         else:
-            size, long_name, long_size = long_size or size, None, None
-            if kind in b"0\0" and at + size > end:
-                raise _cut(archive, name)
+            long_name = long_size = None
             if kind == b"5":
-                yield Member(name, at, -1)
+                yield Member(name, at, FOLDER)
+            elif kind in LINKS:
+                yield Member(name, at, LINK)
             elif kind in b"0\0" and name.endswith(".tar"):
                 for inner in _tar_members(archive, file, at, at + size):
-                    folder = PurePosixPath(name).stem
-                    yield inner._replace(name=f"{folder}/{inner.name}")
+                    yield inner._replace(name=f"{PurePosixPath(name).stem}/{inner.name}")
             elif kind in b"0\0":
                 yield Member(name, at, size)
         at += -(-size // BLOCK) * BLOCK
@@ -126,7 +126,11 @@ def _name(header: bytes) -> str:
     name = header[:100].rstrip(b"\0")
     if header[257:263] == b"ustar\0" and (folder := header[345:500].rstrip(b"\0")):
         name = folder + b"/" + name
-    return name.decode(errors="surrogateescape")
+    return _text(name)
+
+
+def _text(name: bytes) -> str:
+    return name.rstrip(b"\0").decode(errors="surrogateescape")
 
 
 def _pax(note: bytes) -> dict[str, str]:
@@ -135,7 +139,7 @@ def _pax(note: bytes) -> dict[str, str]:
     while note:
         length = int(note.split(b" ", 1)[0])
         key, _, value = note[:length].split(b" ", 1)[1].partition(b"=")
-        found[key.decode()] = value.rstrip(b"\n").decode(errors="surrogateescape")
+        found[key.decode()] = _text(value.rstrip(b"\n"))
         note = note[length:]
     return found
 
