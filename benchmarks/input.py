@@ -14,8 +14,8 @@ counts is the median over the rounds of the ratio to torchvision's in the same r
 
     python benchmarks/input.py data/imagenette --large 1500 --out results/input_cpu.json
 
-A core's images a second are images by seconds of processor time, over all processes, their start
-included. Needs torchvision. ``--large N`` makes N photographs of 500 × 375 out of those given, much
+A core's images a second are images by seconds of processor time, over all processes. Their start is
+included in both. Needs torchvision. ``--large N`` makes N photographs of 500 × 375 out of those given, much
 like ImageNet's, and N/10 of 2000 × 1500, as cameras take them, and times them too.
 """
 
@@ -127,16 +127,10 @@ def median_ratio(
 
 
 def timed(batches: Callable[[int], Iterator[torch.Tensor]], workers: int) -> tuple[float, float]:
-    """Images a second, from the first batch on, and images a second of processor time, in all."""
-    used, total = processor_seconds(), 0
-    stream = batches(workers)
-    first = len(next(stream))
-    began = time.perf_counter()
-    for batch in stream:
-        total += len(batch)
-    seconds = time.perf_counter() - began
-    del stream
-    return total / seconds, (first + total) / (processor_seconds() - used)
+    """Images a second, and images a second of processor time; the start of processes included."""
+    used, began = processor_seconds(), time.perf_counter()
+    total = sum(len(batch) for batch in batches(workers))
+    return total / (time.perf_counter() - began), total / (processor_seconds() - used)
 
 
 def processor_seconds() -> float:

@@ -32,8 +32,14 @@ TASK_IMAGES = 8
 """Images of a task, at most: few enough that processes end a batch together."""
 MOST_TASKS = 512
 """Of a batch: all that can wait, and their answers, must fit into a pipe."""
-TASK_BYTES = 4096
-"""Room for the description of an image: the longest path that there can be."""
+TASK_BYTES = 8192
+"""Room for the description of an image; the longest path that there can be has 4096."""
+KEEP = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
+    "PILLOW_BLOCKS_MAX": "4",
+}
+"""Has the C library and Pillow keep freed memory for the next image: a quarter faster."""
 LOOK = 1.0
 """Seconds of silence after which processes are looked at."""
 
@@ -255,7 +261,7 @@ def _start(memory: int, tasks: int, results: int) -> subprocess.Popen[bytes]:
             [*program, *words],
             stdin=subprocess.DEVNULL,
             pass_fds=(memory, tasks, results),
-            env={**os.environ, "PYTHONPATH": path},
+            env={**KEEP, **os.environ, "PYTHONPATH": path},
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -185,7 +185,7 @@ def build_data(recipe: Recipe, device: torch.device) -> Splits:
         None if validation is None else noisy(validation, "labels of validation"),
         everything.test.to(device),
         feed,
-        everything.broken,
+        broken=everything.broken,
     )
 
 
