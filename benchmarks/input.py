@@ -15,8 +15,9 @@ counts is the median over the rounds of the ratio to torchvision's in the same r
     python benchmarks/input.py data/imagenette --large 1500 --out results/input_cpu.json
 
 A core's images a second are images by seconds of processor time, over all processes. Their start is
-included in both. Needs torchvision. ``--large N`` makes N photographs of 500 × 375 out of those given, much
-like ImageNet's, and N/10 of 2000 × 1500, as cameras take them, and times them too.
+included in both. Needs torchvision. ``--large N`` makes N photographs of 500 × 375 out of those
+given, much like ImageNet's, and N/10 of 2000 × 1500, as cameras take them, and times them too.
+``--table FILE`` prints what is in a file.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL
@@ -67,7 +69,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", action="store_true", help="`photos` is a file that was written")
     given = parser.parse_args()
+    if given.table:
+        print(*table(json.loads(given.photos.read_text())["sets"]), sep="\n")
+        return
     with tempfile.TemporaryDirectory() as place:
         sets = {"as given": linked(given.photos, Path(place) / "given", given.images)}
         if given.large:
@@ -78,8 +84,7 @@ def main() -> None:
             name: measured(folder, given.size, given.workers, given.rounds)
             for name, folder in sets.items()
         }
-    for name, rows in found.items():
-        print(f"\n{name}, {rows['mean_kilobytes']:.0f} kB a photograph", *table(rows), sep="\n")
+    print(*table(found), sep="\n")
     if given.out:
         content = {
             **environment(torch.device("cpu")),
@@ -95,7 +100,7 @@ def main() -> None:
         given.out.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def measured(folder: Path, size: int, workers: list[int], rounds: int) -> dict[str, object]:
+def measured(folder: Path, size: int, workers: list[int], rounds: int) -> dict[str, Any]:
     """For each contestant and number of workers: images a second, in all and by core, and both as
     multiples of torchvision's in the same round.
     """
@@ -107,7 +112,7 @@ def measured(folder: Path, size: int, workers: list[int], rounds: int) -> dict[s
             for name, batches in entrants.items():
                 speeds.setdefault(f"{name}, {count}", []).append(timed(batches, count))
         print(f"{folder.name}: round {i + 1} of {rounds}", flush=True)
-    rows: dict[str, object] = {}
+    rows: dict[str, Any] = {}
     for key, all_rounds in speeds.items():
         theirs = speeds[f"torchvision, {key.rsplit(', ', 1)[1]}"]
         rows[key] = {
@@ -243,11 +248,23 @@ def packed(folder: Path, kind: str) -> Path:
     return target
 
 
-def table(found: dict[str, object]) -> list[str]:
-    lines = [f"{'':<26}{'images/s':>10}{'per core':>10}{'ratio':>8}{'per core':>10}"]
-    for name, row in found["rows"].items():
-        a, b, c, d = row.values()
-        lines.append(f"{name:<26}{a:>10,.0f}{b:>10,.0f}{c:>8.2f}{d:>10.2f}")
+COLUMNS = ("ours", "ours, zip", "ours, tar", "ours, draft", "ours, threads", "torchvision, floats")
+
+
+def table(sets: dict[str, dict[str, Any]]) -> list[str]:
+    """Images a second and core, and their ratio to torchvision's in the same round."""
+    lines = [f"| photographs | processes | torchvision | {' | '.join(COLUMNS)} |"]
+    lines.append("|---" * (3 + len(COLUMNS)) + "|")
+    for name, found in sets.items():
+        rows = found["rows"]
+        for count in sorted({key.rsplit(", ", 1)[1] for key in rows}, key=int):
+            theirs = rows[f"torchvision, {count}"]["images_per_second_and_core"]
+            cells = [f"{name}, {found['mean_kilobytes']:.0f} kB", count, f"{theirs:,.0f}"]
+            for column in COLUMNS:
+                row = rows[f"{column}, {count}"]
+                speed, ratio = row["images_per_second_and_core"], row["to_torchvision_per_core"]
+                cells.append(f"{speed:,.0f} ({ratio:.2f})")
+            lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 

@@ -56,7 +56,7 @@ class Images(ABC):
             most: Images of the largest part.
         """
         for part in parts:
-            rows = part.rows.to(self.device)
+            rows = part.rows.to(self.device, non_blocking=True)
             yield Shown(self.fetch(rows), rows)
 
     @abstractmethod
