@@ -5,7 +5,7 @@ batches. Every round times all of them, one after the other, so that a busy mach
 counts is the median over the rounds of the ratio to torchvision's in the same round.
 
 - ``ours``: folders, every JPEG decoded in full: the same work as torchvision's
-- ``ours, draft``: JPEGs decoded smaller where that is enough, as is the default
+- ``ours, draft``: JPEGs decoded smaller where that is enough, the default in training
 - ``ours, zip`` and ``ours, tar``: the same files in one archive, decoded in full
 - ``ours, threads``: the same function in threads of this process
 - ``torchvision``: RandomResizedCrop, PILToTensor

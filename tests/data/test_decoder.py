@@ -113,8 +113,10 @@ def test_a_jpeg_is_decoded_no_larger_than_needed_and_no_smaller(
         assert scale == 8 or min(right - left, bottom - top) / (2 * scale) < 64
     assert seen == {2, 4, 8}
     for middle, scale in ((None, 8), (0.875, 4), (0.51, 4), (0.49, 2)):
-        shown(content, View(75, 75, middle=middle), None)
+        shown(content, View(75, 75, middle=middle, draft=True), None)
         assert 800 // sizes[-1][0] == scale
+        shown(content, View(75, 75, middle=middle), None)
+        assert sizes[-1] == (800, 600)
 
 
 def test_what_is_decoded_smaller_is_much_the_same_picture() -> None:

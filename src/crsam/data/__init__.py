@@ -79,7 +79,8 @@ def load(
             fit, and no random windows are asked for.
         windows: Which random windows of photographs are shown in training; see `read_folder`.
         middle: Share of a photograph's shorter side that is shown where nothing is random.
-        draft: Whether JPEGs may be decoded smaller than they are. None: yes.
+        draft: Whether JPEGs may be decoded smaller than they are. None: for random
+            windows.
         workers: Processes that decode. None: as many as there are cores for them.
 
     Raises:

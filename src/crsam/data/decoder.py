@@ -61,8 +61,9 @@ class View(NamedTuple):
     """The smallest area of a random window, as a share of the image's; None: none is random."""
     shape: float = 4 / 3
     """The widest ratio of its sides; the narrowest is one over it."""
-    draft: bool = True
-    """Whether JPEGs may be decoded at 1/2, 1/4 or 1/8, if that is no less than is needed."""
+    draft: bool | None = None
+    """Whether JPEGs may be decoded at 1/2, 1/4 or 1/8, if that is no less than is needed; None: for
+    random windows alone, since it changes pixels a little."""
 
     @property
     def num_bytes(self) -> int:
@@ -108,7 +109,7 @@ def shown(content: bytes, view: View, seed: int | None) -> Image.Image:
         return in_colour(image)
     if view.least is not None and seed is not None:
         box = random_window(*image.size, seed, view.least, view.shape)
-        scale = _drafted(image, box, size) if view.draft else 1
+        scale = _drafted(image, box, size) if view.draft is not False else 1
         image = in_colour(image)
         if scale == 1:
             return image.crop(box).resize(size, Image.Resampling.BILINEAR)

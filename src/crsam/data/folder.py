@@ -31,7 +31,7 @@ def read_folder(
     hold: bool | None = None,
     windows: Inception | None = None,
     middle: float | None = None,
-    draft: bool = True,
+    draft: bool | None = None,
     workers: int | None = None,
 ) -> Dataset:
     """The images of ``root/train/CLASS`` and of ``root/val/CLASS``, or ``root/test/CLASS``.
@@ -54,7 +54,7 @@ def read_folder(
         middle: Share of the shorter side that is shown where nothing is random, after it has been
             scaled to `image_size` over that share. None: 0.875 with `windows`, else all of it.
         draft: Whether JPEGs may be decoded at a half, a quarter or an eighth of their size where
-            that is no less than what is shown.
+            that is no less than what is shown. None: for random windows, not for what is judged.
         workers: Processes that decode; 0: this one. None: as many as there are cores for it.
 
     Raises:
@@ -99,7 +99,7 @@ def _view(
     image_size: int | None,
     windows: Inception | None,
     middle: float | None,
-    draft: bool,
+    draft: bool | None,
 ) -> View:
     if image_size is None:
         return View(*_size_of_first(listing), scaled=False)

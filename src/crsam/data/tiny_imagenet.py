@@ -56,7 +56,7 @@ def read_tiny_imagenet(root: Path, *, image_size: int | None = None) -> Dataset:
     side = SIDE if image_size is None else image_size
     archives = sorted(root.glob("*.zip"))
     if (root / "train").is_dir() and not (root / "val" / "val_annotations.txt").is_file():
-        found = read_folder(root, image_size=side, hold=True, draft=False)
+        found = read_folder(root, image_size=side, hold=True)
         return replace(found, mean=MEAN, std=STD)
     if (root / "train").is_dir():
         names = [path.relative_to(root).as_posix() for path in root.rglob("*.JPEG")]
@@ -127,5 +127,4 @@ def _decoded(images: list[tuple[str, Found]], classes: tuple[str, ...], side: in
     counts = dict(zip(classes, labels.bincount(minlength=len(classes)).tolist()))
     names = Names([image.name for _, image in images])
     listing = Listing(tuple(holders), names, torch.tensor(places), counts)
-    # As ever: decoding at half the size would be another set of pixels, with another mean.
-    return Decoded(listing, labels, View(side, side, draft=False))
+    return Decoded(listing, labels, View(side, side))

@@ -66,7 +66,7 @@ class Data:
     whole photographs, else all of it."""
     draft: bool | None = None
     """Of folders: whether JPEGs may be decoded smaller than they are where no more is needed;
-    None: yes."""
+    None: for random windows, not for evaluation."""
     workers: int | None = None
     """Of folders: processes that decode; None: the cores there are for each process that trains."""
 
