@@ -137,6 +137,11 @@ def test_time_that_is_waited_is_counted(images: Decoded) -> None:
     batches = Batches(images, feed(), 6)
     list(batches.epoch(0))
     assert 0 < batches.waits.waited < batches.waits.seconds
+    again = Batches(images, feed(), 6)
+    again.waits.load_state_dict(batches.waits.state_dict())
+    under_way = again.epoch(1)
+    next(under_way)  # within an epoch, where runs are stopped, both are up to date
+    assert again.waits.waited - batches.waits.waited < again.waits.seconds - batches.waits.seconds
 
 
 def same(a: list[Batch], b: list[Batch]) -> bool:

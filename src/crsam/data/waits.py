@@ -32,19 +32,18 @@ class Waits:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.seconds = 0.0
-        """Of training."""
-        self._waited = 0.0
+        self._seconds, self._waited = 0.0, 0.0
+        self._began: float | None = None
         self._pending: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     @contextmanager
     def training(self) -> Iterator[None]:
         """Within, time is counted."""
-        began = time.perf_counter()
+        self._began = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds += time.perf_counter() - began
+            self._seconds, self._began = self.seconds, None
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -61,6 +60,12 @@ class Waits:
         self._pending.append((done, ready))
         if len(self._pending) >= PENDING:
             self._add_up()
+
+    @property
+    def seconds(self) -> float:
+        """Of training, up to now."""
+        now = 0.0 if self._began is None else time.perf_counter() - self._began
+        return self._seconds + now
 
     @property
     def waited(self) -> float:
@@ -82,7 +87,7 @@ class Waits:
         return {"seconds": self.seconds, "waited": self.waited}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        self.seconds, self._waited = state["seconds"], state["waited"]
+        self._seconds, self._waited = state["seconds"], state["waited"]
 
 
 def _event() -> torch.cuda.Event:

@@ -190,9 +190,7 @@ def build_data(recipe: Recipe, device: torch.device) -> Splits:
 
 
 def windows_of(recipe: Recipe) -> Inception | None:
-    """The random windows of whole photographs that are shown in training; None: of no set that is
-    held, whose images are augmented on the device.
-    """
+    """The random windows of photographs to train on; None: images are augmented on the device."""
     if recipe.data.name != "folder" or recipe.data.hold or recipe.augment.name != "inception":
         return None
     if recipe.data.image_size is None:
