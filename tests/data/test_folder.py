@@ -17,9 +17,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from crsam.data import Held, folder, load, split, with_wrong_labels
-from crsam.data.folder import Decoded, read_folder
-from crsam.data.images import Images
+from crsam.data import Held, decoded, folder, load, split, with_wrong_labels
+from crsam.data.decoded import Decoded
+from crsam.data.folder import read_folder
+from crsam.data.images import Images, Part
 from crsam.errors import UserError
 
 
@@ -70,8 +71,12 @@ def test_classes_and_files_are_in_the_order_of_their_names(root: Path) -> None:
     assert dataset.train.shape == dataset.test.shape == (3, 8, 8)
     lazy = read_folder(root, image_size=8, hold=False)
     assert isinstance(lazy.train, Decoded)
-    names = [Path(path).relative_to(root / "train").as_posix() for path in lazy.train.paths]
-    assert names[:4] == ["Bee/0.jpg", "Bee/1.PNG", "Bee/2.JPEG", "ant/0.jpg"]
+    assert list(lazy.train.listing.names)[:4] == [
+        "Bee/0.jpg",
+        "Bee/1.PNG",
+        "Bee/2.JPEG",
+        "ant/0.jpg",
+    ]
 
 
 def test_decoded_images_are_the_held_ones_byte_for_byte(root: Path) -> None:
@@ -123,7 +128,7 @@ def test_more_images_than_wait_at_a_time_are_all_decoded(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     once = fetched(read_folder(root, image_size=8).train)
-    monkeypatch.setattr(folder, "CHUNK", 2)
+    monkeypatch.setattr(decoded, "CHUNK", 2)
     assert torch.equal(fetched(read_folder(root, image_size=8).train), once)
 
 
@@ -211,11 +216,14 @@ def test_transparent_palettes_are_read_without_a_warning(tmp_path: Path) -> None
         read_folder(tmp_path)
 
 
-def test_deep_pixels_are_refused_rather_than_clipped(root: Path) -> None:
+def test_deep_pixels_are_left_out_rather_than_clipped(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     deep = Image.fromarray(np.full((8, 8), 40_000, np.uint16))
     path = write(root / "train" / "ant" / "deep.png", deep)
-    message = error_of(lambda: read_folder(root, image_size=8))
-    assert message.startswith(f"{path} has more than 8 bits")
+    read_folder(root, image_size=8)
+    told = capsys.readouterr().err
+    assert told.startswith(f"{path} cannot be read as an image: more than 8 bits a pixel")
 
 
 def empty(path: Path) -> None:
@@ -234,24 +242,58 @@ def no_image(path: Path) -> None:
 @pytest.mark.parametrize("damage", [empty, truncated, no_image])
 @pytest.mark.parametrize("suffix", ["jpg", "png"])
 @pytest.mark.parametrize("half", ["train", "val"])
-def test_an_image_that_cannot_be_read_is_named(
-    root: Path, damage: Callable[[Path], None], suffix: str, half: str
+def test_an_image_that_cannot_be_read_is_named_once_and_the_next_one_shown(
+    root: Path,
+    damage: Callable[[Path], None],
+    suffix: str,
+    half: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    path = root / half / "ant" / f"bad.{suffix}"
+    path = root / half / "ant" / f"zzz.{suffix}"  # the last of its class: the next is a cat
     damage(path)
-    message = error_of(lambda: read_folder(root, image_size=8))
-    assert message.startswith(f"{path} cannot be read as an image: ")
+    at = 6 if half == "train" else 4
+    whole = read_folder(root, image_size=8)
+    told = capsys.readouterr().err
+    assert told.startswith(f"{path} cannot be read as an image: ")
+    assert [len(broken) for broken in whole.broken] == [half == "train", half == "val"]
     lazy = read_folder(root, image_size=8, hold=False)
-    images = lazy.train if half == "train" else lazy.test
-    assert error_of(lambda: fetched(images)) == message
+    for dataset in (whole, lazy):
+        images = dataset.train if half == "train" else dataset.test
+        for _ in range(2):
+            (shown,) = images.stream([Part(torch.arange(len(images)))], len(images))
+        assert torch.equal(shown.pixels[at], shown.pixels[at + 1])
+        assert images.labels[shown.rows][at] == 2
+    assert capsys.readouterr().err == told
 
 
 def test_a_picture_that_unpacks_to_a_huge_one_is_refused(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write(root / "train" / "ant" / "huge.png", Image.new("L", (200, 200)))
+    write(root / "train" / "ant" / "huge.png", Image.new("L", (200, 200)))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)
-    assert str(path) in error_of(lambda: read_folder(root, image_size=8))
+    assert len(read_folder(root, image_size=8).broken[0]) == 1
+
+
+def test_too_many_images_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
+    for half in ("train", "val"):
+        for i in range(30):
+            write(tmp_path / half / "x" / f"{i:02}.png")
+    for i in range(0, 20, 2):
+        no_image(tmp_path / "train" / "x" / f"{i:02}.png")
+    assert len(read_folder(tmp_path, image_size=8).broken[0]) == 10
+    no_image(tmp_path / "train" / "x" / "20.png")
+    message = error_of(lambda: read_folder(tmp_path, image_size=8))
+    assert message.startswith(f"11 of 30 images cannot be read, the last of them {tmp_path}")
+
+
+def test_a_set_of_which_nothing_can_be_read_is_an_error(tmp_path: Path) -> None:
+    for half in ("train", "val"):
+        for i in range(3):
+            (tmp_path / half / "x").mkdir(parents=True, exist_ok=True)
+            no_image(tmp_path / half / "x" / f"{i}.jpg")
+    for image_size in (8, None):
+        message = error_of(lambda size=image_size: read_folder(tmp_path, image_size=size))
+        assert "cannot be read as an image, nor can" in message
 
 
 def test_hidden_files_and_other_files_are_ignored(root: Path) -> None:

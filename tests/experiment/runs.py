@@ -29,7 +29,7 @@ def outcome(folder: Path) -> tuple[dict[str, Any], str, dict[str, Any]]:
     """All that must be the same in two runs: weights and optimizer, metrics, result."""
     state = torch.load(folder / "checkpoint.pt", weights_only=True)["training"]
     result = json.loads((folder / "result.json").read_text())
-    for clock in ("seconds", "seconds_per_epoch", "images_per_second"):
+    for clock in ("seconds", "seconds_per_epoch", "images_per_second", "data_wait"):
         del result[clock]
     return state, (folder / "metrics.jsonl").read_text(), result
 

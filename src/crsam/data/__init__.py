@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from crsam._names import named
+from crsam.data.augment import Inception
 from crsam.data.cifar import CIFAR10, CIFAR100, read_cifar
 from crsam.data.digits import read_digits
 from crsam.data.folder import read_folder
@@ -26,12 +27,13 @@ class _Reader(NamedTuple):
     takes: tuple[str, ...] = ()
 
 
+_OF_FOLDERS = ("image_size", "hold", "windows", "middle", "draft", "workers")
 _READERS = {
     "digits": _Reader(lambda root: read_digits()),
     "cifar10": _Reader(partial(read_cifar, CIFAR10), ("download",)),
     "cifar100": _Reader(partial(read_cifar, CIFAR100), ("download",)),
     "tiny_imagenet": _Reader(read_tiny_imagenet, ("image_size",)),
-    "folder": _Reader(read_folder, ("image_size", "hold")),
+    "folder": _Reader(read_folder, _OF_FOLDERS),
     "random": _Reader(read_random, ("image_size",)),
 }
 
@@ -55,20 +57,31 @@ def load(
     seed: int = 0,
     download: bool = False,
     hold: bool | None = None,
+    windows: Inception | None = None,
+    middle: float | None = None,
+    draft: bool | None = None,
+    workers: int | None = None,
 ) -> Dataset:
     """A dataset by its name, whatever its case, dashes or underscores.
 
     Args:
         name: ``"digits"``: scikit-learn's, for which no files are needed; ``"cifar10"`` and
             ``"cifar100"``: their official files; ``"tiny_imagenet"``: its folders or zip files;
-            ``"folder"``: ``root/train/CLASS`` and ``root/val/CLASS``; ``"random"``: noise.
+            ``"folder"``: ``root/train/CLASS`` and ``root/val/CLASS``, or archives of them;
+            ``"random"``: noise.
         root: Where the files are.
         image_size: Of all but CIFAR and digits: side of the square that images are scaled to; see
             `read_folder`.
         label_noise: Share of the training labels that are wrong; see `with_wrong_labels`.
         seed: Of the wrong labels, and of nothing else.
         download: Of CIFAR: whether to fetch files that are not there.
-        hold: Of ``"folder"``: whether to hold all images in memory. None: if they fit.
+        hold: Of ``"folder"``, as what follows: whether to hold all images in memory. None: if they
+            fit, and no random windows are asked for.
+        windows: Which random windows of photographs are shown in training; see `read_folder`.
+        middle: Share of a photograph's shorter side that is shown where nothing is random.
+        draft: Whether JPEGs may be decoded smaller than they are. None: for random
+            windows.
+        workers: Processes that decode. None: as many as there are cores for them.
 
     Raises:
         UserError: If there is no such set, it does not take an option, or its files are missing
@@ -79,7 +92,15 @@ def load(
         tensor([36, 37, 35, 37, 36, 36, 36, 36, 35, 36])
     """
     reader = named("dataset", name, _READERS)
-    given = {"image_size": image_size, "download": download or None, "hold": hold}
+    given = {
+        "image_size": image_size,
+        "download": download or None,
+        "hold": hold,
+        "windows": windows,
+        "middle": middle,
+        "draft": draft,
+        "workers": workers,
+    }
     asked = {option: value for option, value in given.items() if value is not None}
     for option, value in asked.items():
         if option not in reader.takes:

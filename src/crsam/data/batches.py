@@ -7,8 +7,9 @@ starts again in the middle, or on another number of processes, sees the very sam
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import itertools
+from collections import deque
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor
 
 from crsam.data.augment import Augmentation, Mixup, normalize, smooth_one_hot
-from crsam.data.augment.base import Nothing
-from crsam.data.images import Held, Images
+from crsam.data.augment.base import Draws, Nothing, check_images, draws_on, rows_of
+from crsam.data.images import Held, Images, Part, Shown
+from crsam.data.waits import Waits
 from crsam.errors import UserError
 
 
@@ -32,6 +34,14 @@ class Batch(NamedTuple):
     def chunks(self, count: int) -> list[Batch]:
         """The batch in `count` parts of one size."""
         return [Batch(x, y) for x, y in zip(self.inputs.chunk(count), self.targets.chunk(count))]
+
+
+class Drawn(NamedTuple):
+    """What is random about a batch."""
+
+    augment: Draws
+    mixup: tuple[Tensor, ...]
+    """The share of each image, and the index of its partner."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +59,21 @@ class Feed:
 
     def train(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Batch:
         """Augmented, mixed and smoothed."""
-        x = normalize(self.augment(images, generator), self.mean, self.std, self.dtype)
+        return self.apply(images, labels, self.draw(images, generator))
+
+    def draw(self, images: Tensor, generator: torch.Generator) -> Drawn:
+        """All that is random about a batch; only the images' shape and device are looked at."""
+        draws = self.augment.draw(images, generator)
+        return Drawn(draws, Mixup(self.mixup).draw(images, generator) if self.mixup else ())
+
+    def apply(self, images: Tensor, labels: Tensor, drawn: Drawn) -> Batch:
+        """The batch that these draws give; images that are there as partners only are left out."""
+        augmented = self.augment.apply(check_images(images), *drawn.augment)
+        x = normalize(augmented, self.mean, self.std, self.dtype)
         if not (self.mixup or self.label_smoothing):
             return Batch(x, labels)
         y = smooth_one_hot(labels, self.num_classes, self.label_smoothing, self.dtype)
-        return Batch(*Mixup(self.mixup)(x, y, generator)) if self.mixup else Batch(x, y)
+        return Batch(*Mixup(self.mixup).apply(x, y, *drawn.mixup)) if self.mixup else Batch(x, y)
 
     def plain(self, images: Tensor, labels: Tensor) -> Batch:
         """As they are: what a model is judged on."""
@@ -63,9 +83,11 @@ class Feed:
 class Batches:
     """The training batches of one process.
 
-    A global batch is fetched and augmented as a whole by every process, which then keeps its share:
-    the batch is the same whatever the number of processes. That costs next to nothing where images
-    are held on the device; where they must be decoded, every process decodes them all.
+    The global batch, over all processes, is the same whatever their number. Images that are held
+    on the device are augmented whole, and a process keeps its share. Images that must be decoded
+    are decoded by the process whose share they are, ahead of time and over the ends of epochs;
+    draws are made for the whole batch, and those of the share kept. With mixup a process decodes
+    the partners of its images too: of n processes, each (2 − 1/n)/n of the images, not 1/n.
 
     Args:
         images: The training set, on the device.
@@ -101,6 +123,10 @@ class Batches:
         self.batch_size, self.seed = batch_size, seed
         each = batch_size // world_size
         self.share = slice(rank * each, (rank + 1) * each)
+        self.waits = Waits(images.device)
+        self._drawn: deque[Drawn] = deque()
+        self._stream: Generator[Shown, None, None] | None = None
+        self._next = (-1, -1)
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -108,26 +134,78 @@ class Batches:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, from the one numbered `start` on."""
-        device = self.images.device
-        order = torch.randperm(len(self.images), generator=generator(self.seed, "order", number))
-        order = order[: len(self) * self.batch_size].to(device)
-        parts = torch.split(order, self.batch_size)
-        draws = torch.Generator(device)
-        fetched = _fetched(self.images, parts[start:])
-        for i, (part, pixels) in enumerate(zip(parts[start:], fetched), start):
+        way = self._held if isinstance(self.images, Held) else self._decoded
+        with self.waits.training():
+            yield from way(number, start)
+
+    def close(self) -> None:
+        """Forgets what has been decoded ahead, and ends the processes that do so."""
+        if self._stream is not None:
+            self._stream.close()
+        self._next, self._stream = (-1, -1), None
+        self._drawn.clear()
+
+    def order(self, number: int) -> Tensor:
+        """The images of an epoch, batch after batch."""
+        every = torch.randperm(len(self.images), generator=generator(self.seed, "order", number))
+        return every[: len(self) * self.batch_size]
+
+    def _held(self, number: int, start: int) -> Iterator[Batch]:
+        parts = torch.split(self.order(number).to(self.images.device), self.batch_size)
+        draws = torch.Generator(self.images.device)
+        for i, part in enumerate(parts[start:], start):
             draws.manual_seed(derive(self.seed, "augment", number * len(self) + i))
-            batch = self.feed.train(pixels, self.images.labels[part], draws)
+            batch = self.feed.train(self.images.fetch(part), self.images.labels[part], draws)
             yield Batch(batch.inputs[self.share], batch.targets[self.share])
+
+    def _decoded(self, number: int, start: int) -> Iterator[Batch]:
+        if self._next != (number, start):
+            self.close()
+            most = min(2 * (self.share.stop - self.share.start), self.batch_size)
+            self._stream = self.images.stream(self._parts(number, start), most)
+        for i in range(start, len(self)):
+            assert self._stream is not None
+            with self.waits.waiting():
+                shown = next(self._stream)
+            self._next = divmod(number * len(self) + i + 1, len(self))
+            yield self.feed.apply(
+                shown.pixels, self.images.labels[shown.rows], self._drawn.popleft()
+            )
+
+    def _parts(self, number: int, start: int) -> Iterator[Part]:
+        """What this process must decode, for ever; what was drawn for it is put down."""
+        for epoch in itertools.count(number):
+            order = torch.split(self.order(epoch), self.batch_size)
+            windows = generator(self.seed, "windows", epoch)
+            seeds = torch.randint(2**62, (len(self), self.batch_size), generator=windows)
+            for i in range(start if epoch == number else 0, len(self)):
+                rows, drawn = self._draw(epoch * len(self) + i)
+                self._drawn.append(drawn)
+                yield Part(order[i][rows], seeds[i][rows])
+
+    def _draw(self, step: int) -> tuple[Tensor, Drawn]:
+        """The images of a global batch that this process needs, its own first, and their draws."""
+        # Drawn on the CPU: partners must be known before anything is decoded.
+        like = torch.empty((), dtype=torch.uint8).expand(self.batch_size, *self.images.shape)
+        augment, mixup = self.feed.draw(like, generator(self.seed, "augment", step))
+        rows = torch.arange(self.batch_size)[self.share]
+        if mixup:
+            share, partner = mixup[0], mixup[1][self.share]
+            rows = torch.cat([rows, partner[~torch.isin(partner, rows)]])
+            place = torch.empty(self.batch_size, dtype=torch.int64)
+            place[rows] = torch.arange(len(rows))
+            mixup = (share, place[partner])
+        device = self.images.device
+        return rows, Drawn(draws_on(rows_of(augment, rows), device), draws_on(mixup, device))
 
 
 def in_order(
     images: Images, feed: Feed, batch_size: int, rank: int = 0, world_size: int = 1
 ) -> Iterator[Batch]:
     """All images once, unchanged: every `world_size`-th batch, from the one numbered `rank` on."""
-    order = torch.arange(len(images), device=images.device)
-    parts = torch.split(order, batch_size)[rank::world_size]
-    for part, pixels in zip(parts, _fetched(images, parts)):
-        yield feed.plain(pixels, images.labels[part])
+    parts = torch.split(torch.arange(len(images)), batch_size)[rank::world_size]
+    for shown in images.stream(map(Part, parts), min(batch_size, len(images))):
+        yield feed.plain(shown.pixels, images.labels[shown.rows])
 
 
 def derive(seed: int, *purpose: str | int) -> int:
@@ -144,17 +222,3 @@ def derive(seed: int, *purpose: str | int) -> int:
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
     """Random numbers for one purpose, on the CPU."""
     return torch.Generator().manual_seed(derive(seed, *purpose))
-
-
-def _fetched(images: Images, parts: tuple[Tensor, ...]) -> Iterator[Tensor]:
-    """The bytes of each part; what must be decoded is fetched one part ahead."""
-    if isinstance(images, Held):
-        yield from map(images.fetch, parts)
-        return
-    fetch: Callable[[Tensor], Tensor] = images.fetch
-    with ThreadPoolExecutor(max_workers=1) as ahead:
-        waiting = [ahead.submit(fetch, part) for part in parts[:1]]
-        for following in [*parts[1:], None]:
-            (ready,) = waiting
-            waiting = [] if following is None else [ahead.submit(fetch, following)]
-            yield ready.result()

@@ -4,12 +4,33 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from crsam.data.broken import Broken
 from crsam.errors import UserError
+
+
+class Part(NamedTuple):
+    """Some images of a set."""
+
+    rows: Tensor
+    """Which, in this order; on the CPU."""
+    seeds: Tensor | None = None
+    """Of what is random about each, in sets that show random windows; None: the middle."""
+
+
+class Shown(NamedTuple):
+    """The bytes of some images."""
+
+    pixels: Tensor
+    """Of shape (n, C, H, W)."""
+    rows: Tensor
+    """The images that they are of: others than were asked for, where those cannot be read."""
 
 
 class Images(ABC):
@@ -26,6 +47,17 @@ class Images(ABC):
     @abstractmethod
     def fetch(self, indices: Tensor) -> Tensor:
         """Bytes of shape (n, C, H, W), on `device`; `indices` are on it too."""
+
+    def stream(self, parts: Iterable[Part], most: int) -> Generator[Shown, None, None]:
+        """Parts of the set one after the other, the next ones made ready meanwhile.
+
+        Args:
+            parts: Taken a few ahead of what is given.
+            most: Images of the largest part.
+        """
+        for part in parts:
+            rows = part.rows.to(self.device, non_blocking=True)
+            yield Shown(self.fetch(rows), rows)
 
     @abstractmethod
     def part(self, indices: Tensor) -> Images:
@@ -110,6 +142,8 @@ class Dataset:
     mean: tuple[float, ...]
     """Of each channel, of pixels between 0 and 1; what `normalize` subtracts."""
     std: tuple[float, ...]
+    broken: tuple[Broken, ...] = ()
+    """Images that could not be read, as they are found."""
 
 
 def split(images: Images, share: float, seed: int = 0) -> tuple[Images, Images]:

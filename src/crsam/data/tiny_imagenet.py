@@ -8,21 +8,35 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import torch
 
-from crsam.data.folder import Packed, decode, read_folder
-from crsam.data.images import Dataset, Held
+from crsam.data.decoded import Decoded, hold
+from crsam.data.decoder import View
+from crsam.data.folder import read_folder
+from crsam.data.images import Dataset
+from crsam.data.listing import Listing, Names, is_image
+from crsam.data.shards import Member, members
 from crsam.errors import UserError
-from crsam.progress import bar
 
 SIDE = 32
 # Of all training pixels at 32 × 32, between 0 and 1; measured.
 MEAN = (0.4806, 0.4486, 0.3983)
 STD = (0.2521, 0.2448, 0.2590)
 
-Source = str | Packed
+
+class Found(NamedTuple):
+    """An image: a file of its own, or a member of an archive."""
+
+    holder: str
+    name: str
+    member: Member | None = None
+
+    def __str__(self) -> str:
+        return f"{self.holder}{'/' if self.member is None else ':'}{self.name}"
 
 
 def read_tiny_imagenet(root: Path, *, image_size: int | None = None) -> Dataset:
@@ -43,41 +57,37 @@ def read_tiny_imagenet(root: Path, *, image_size: int | None = None) -> Dataset:
     archives = sorted(root.glob("*.zip"))
     if (root / "train").is_dir() and not (root / "val" / "val_annotations.txt").is_file():
         found = read_folder(root, image_size=side, hold=True)
-        return Dataset(found.train, found.test, found.classes, MEAN, STD)
+        return replace(found, mean=MEAN, std=STD)
     if (root / "train").is_dir():
-        sources = {
-            path.relative_to(root).as_posix(): str(path) for path in sorted(root.rglob("*.JPEG"))
-        }
+        names = [path.relative_to(root).as_posix() for path in root.rglob("*.JPEG")]
         notes = (root / "val" / "val_annotations.txt").read_text()
-        return _dataset(root, sources, notes, side)
+        return _dataset(root, {name: Found(str(root), name) for name in names}, notes, side)
     if archives:
-        return _dataset(root, *_unpacked(archives), side)
+        return _dataset(root, *_packed(archives), side)
     raise UserError(
         f"there is no Tiny ImageNet in {root}: it must hold train/ and val/, or zip files of them"
     )
 
 
-def _unpacked(archives: Iterable[Path]) -> tuple[dict[str, Packed], str]:
+def _packed(archives: Iterable[Path]) -> tuple[dict[str, Found], str]:
     """The images by their path within the set, and the labels of the official validation set."""
-    found: dict[str, Packed] = {}
+    found: dict[str, Found] = {}
     notes = ""
     for archive in archives:
-        try:
-            with zipfile.ZipFile(archive) as file:
-                for name in file.namelist():
-                    if name.endswith("val_annotations.txt"):
-                        notes = file.read(name).decode()
-                    elif name.lower().endswith((".jpeg", ".jpg", ".png")):
-                        found[name] = Packed(f"{archive}:{name}", file.read(name))
-        except (OSError, zipfile.BadZipFile) as error:
-            raise UserError(f"{archive} cannot be read: {error}") from error
+        for member in members(archive):
+            name = member.name
+            if name.endswith("val_annotations.txt"):
+                with zipfile.ZipFile(archive) as file:
+                    notes = file.read(name).decode()
+            elif member.size >= 0 and is_image(name):
+                found[name] = Found(str(archive), name, member)
     return found, notes
 
 
-def _dataset(root: Path, sources: Mapping[str, Source], notes: str, side: int) -> Dataset:
+def _dataset(root: Path, found: Mapping[str, Found], notes: str, side: int) -> Dataset:
     classes_of_val = dict(line.split("\t")[:2] for line in notes.splitlines() if line.strip())
-    splits: dict[str, list[tuple[str, Source]]] = {"train": [], "val": []}
-    for name, source in sorted(sources.items()):
+    splits: dict[str, list[tuple[str, Found]]] = {"train": [], "val": []}
+    for name, image in sorted(found.items()):
         parts = PurePosixPath(name).parts
         split = next((part for part in parts if part in splits), None)
         if split is None:  # the official set has images without labels, in test/
@@ -85,27 +95,36 @@ def _dataset(root: Path, sources: Mapping[str, Source], notes: str, side: int) -
         after = parts[parts.index(split) + 1 :]
         label = classes_of_val.get(after[-1]) if after[0] == "images" else after[0]
         if label is None:
-            raise UserError(f"{source} has no line in val_annotations.txt of {root}")
-        splits[split].append((label, source))
+            raise UserError(f"{image} has no line in val_annotations.txt of {root}")
+        splits[split].append((label, image))
     for split, images in splits.items():
         if not images:
             raise UserError(f"there are no images of {split}/ in {root}")
     classes = tuple(sorted({label for label, _ in splits["train"]}))
     if extra := sorted({label for label, _ in splits["val"]} - set(classes)):
         raise UserError(f"{root}: val/ has the class {extra[0]!r}, which train/ has not")
+    train, test = (_decoded(images, classes, side) for images in splits.values())
     return Dataset(
-        _held("training images", splits["train"], classes, side),
-        _held("test images", splits["val"], classes, side),
+        hold(train, "training images"),
+        hold(test, "test images"),
         classes,
         MEAN,
         STD,
+        (train.listing.broken, test.listing.broken),
     )
 
 
-def _held(
-    label: str, images: list[tuple[str, Source]], classes: tuple[str, ...], side: int
-) -> Held:
-    number = {name: i for i, name in enumerate(classes)}
-    with bar(f"decoding {label}", len(images)) as advance:
-        pixels = decode([source for _, source in images], (side, side), side, advance)
-    return Held(pixels, torch.tensor([number[name] for name, _ in images]))
+def _decoded(images: list[tuple[str, Found]], classes: tuple[str, ...], side: int) -> Decoded:
+    holders = {image.holder: 0 for _, image in images}
+    numbers = {holder: i for i, holder in enumerate(holders)}
+    places = [
+        (numbers[image.holder], image.member.offset, image.member.size)
+        if image.member
+        else (numbers[image.holder], -1, 0)
+        for _, image in images
+    ]
+    labels = torch.tensor([classes.index(name) for name, _ in images])
+    counts = dict(zip(classes, labels.bincount(minlength=len(classes)).tolist()))
+    names = Names([image.name for _, image in images])
+    listing = Listing(tuple(holders), names, torch.tensor(places), counts)
+    return Decoded(listing, labels, View(side, side))

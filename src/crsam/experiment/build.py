@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,15 @@ from torch.optim import Optimizer
 
 import crsam
 from crsam import data
-from crsam.data.augment import make_augment
+from crsam.data.augment import Augmentation, Flip, Inception, make_augment
 from crsam.data.augment import options as augment_options
 from crsam.data.batches import Batches, Feed, derive
+from crsam.data.broken import Broken
 from crsam.data.images import Images
 from crsam.errors import UserError
 from crsam.experiment.init import Started, read_init
 from crsam.experiment.options import optimizers
-from crsam.experiment.recipe import Recipe
+from crsam.experiment.recipe import Data, Recipe
 from crsam.models import make_model
 from crsam.models import options as model_options
 from crsam.models.weights import head_of
@@ -51,6 +52,8 @@ class Splits:
     feed: Feed
     classes: tuple[str, ...]
     """The name of each label."""
+    broken: tuple[Broken, ...] = ()
+    """Images that could not be read, as they are found."""
 
 
 @dataclass(frozen=True)
@@ -176,8 +179,10 @@ def looks_at_samples(optimizer: Optimizer) -> bool:
 def build_data(recipe: Recipe, device: torch.device) -> Splits:
     """The splits, held on the device where they fit."""
     chosen = recipe.data
-    root = Path(chosen.root).expanduser().absolute()
-    everything = loaded(chosen.name, root, chosen.image_size, chosen.download)
+    windows = windows_of(recipe)
+    root = str(Path(chosen.root).expanduser().absolute())
+    # What is loaded does not depend on the rest, and is kept for runs that differ in it.
+    everything = loaded(replace(chosen, root=root, validation=0.0, label_noise=0.0), windows)
     train, validation = everything.train, None
     if chosen.validation:
         train, validation = data.split(train, chosen.validation)
@@ -193,16 +198,12 @@ def build_data(recipe: Recipe, device: torch.device) -> Splits:
             device
         )
 
-    given = dict(recipe.augment.options)
-    if "fill" in augment_options(recipe.augment.name):  # what is cut out gets the mean colour
-        given.setdefault("fill", tuple(round(255 * mean) for mean in everything.mean))
-    with naming("augment"):
-        augment = make_augment(recipe.augment.name, **given)
     feed = Feed(
         everything.mean,
         everything.std,
         len(everything.classes),
-        augment,
+        # Windows are cut out of the photographs: what is left to do is to flip.
+        Flip(windows.flip_share) if windows else build_augment(recipe, everything),
         recipe.loss.mixup,
         recipe.loss.label_smoothing,
         input_dtype(recipe),
@@ -213,13 +214,43 @@ def build_data(recipe: Recipe, device: torch.device) -> Splits:
         everything.test.to(device),
         feed,
         classes=everything.classes,
+        broken=everything.broken,
     )
 
 
+def windows_of(recipe: Recipe) -> Inception | None:
+    """The random windows of photographs to train on; None: images are augmented on the device."""
+    if recipe.data.name != "folder" or recipe.data.hold or recipe.augment.name != "inception":
+        return None
+    if recipe.data.image_size is None:
+        raise UserError("data.image_size must be given: the side that photographs are scaled to")
+    with naming("augment"):
+        return Inception(**recipe.augment.options)
+
+
+def build_augment(recipe: Recipe, dataset: data.Dataset) -> Augmentation:
+    """What is done to images on the device."""
+    given = dict(recipe.augment.options)
+    if "fill" in augment_options(recipe.augment.name):  # what is cut out gets the mean colour
+        given.setdefault("fill", tuple(round(255 * mean) for mean in dataset.mean))
+    with naming("augment"):
+        return make_augment(recipe.augment.name, **given)
+
+
 @functools.lru_cache(maxsize=1)
-def loaded(name: str, root: Path, image_size: int | None, download: bool) -> data.Dataset:
+def loaded(chosen: Data, windows: Inception | None) -> data.Dataset:
     """The set; kept for the next run of this process, of which a study has many."""
-    return data.load(name, root, image_size=image_size, download=download)
+    return data.load(
+        chosen.name,
+        chosen.root,
+        image_size=chosen.image_size,
+        download=chosen.download,
+        hold=chosen.hold,
+        windows=windows,
+        middle=chosen.middle,
+        draft=chosen.draft,
+        workers=chosen.workers,
+    )
 
 
 def build_model(

@@ -24,7 +24,7 @@ from crsam.experiment.toml import load_recipe, to_toml
 from crsam.models.weights import weights_file
 from crsam.train import checkpoint
 
-CHANGES_NOTHING = ("data.root:", "data.download:", "log.tensorboard:", "sweep.")
+CHANGES_NOTHING = ("data.root:", "data.download:", "data.workers:", "log.tensorboard:", "sweep.")
 """Keys that a run may go on without: they change nothing that it computes."""
 
 

@@ -58,9 +58,25 @@ class Data:
     """Height and width that images are brought to; None: as they are."""
     download: bool = False
     """Whether what is missing is fetched."""
+    hold: bool | None = None
+    """Of folders: whether images are held decoded; None: if they fit, and no random windows of
+    whole photographs are asked for, as ``augment = "inception"`` does."""
+    middle: float | None = None
+    """Of folders: share of the shorter side that a model is judged on; None: 0.875 with windows of
+    whole photographs, else all of it."""
+    draft: bool | None = None
+    """Of folders: whether JPEGs may be decoded smaller than they are where no more is needed;
+    None: for random windows, not for evaluation."""
+    workers: int | None = None
+    """Of folders: processes that decode; None: the cores there are for each process that trains."""
 
     def __post_init__(self) -> None:
         _fit_fields(self, "data")
+        require(
+            self.workers is None or self.workers >= 0, "data.workers", self.workers, "at least 0"
+        )
+        share = self.middle
+        require(share is None or 0 < share <= 1, "data.middle", share, "above 0 and at most 1")
         object.__setattr__(self, "name", canonical("data", self.name, "data.name"))
         require(0 <= self.validation < 1, "data.validation", self.validation, _BELOW_ONE)
         noise, size = self.label_noise, self.image_size

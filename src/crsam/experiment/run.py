@@ -88,6 +88,7 @@ def run(
             place.write_json(place.init_file.name, parts.started.as_json())
         if world.is_main:
             place.write_json(DATA_FILE, described(parts.splits))
+        stack.enter_context(closing(parts.batches))
         journal = stack.enter_context(closing(Journal(place, recipe, parts, world, watch)))
         diverged_at = None
         try:
@@ -132,6 +133,10 @@ class Journal:
             try:
                 parts.training.load_state_dict(state["training"])
                 length, self.seconds_before = state["metrics_length"], state["seconds"]
+                if "waits" in state:  # not in checkpoints of earlier versions
+                    parts.batches.waits.load_state_dict(state["waits"])
+                    for broken, found in zip(parts.splits.broken, state["broken"]):
+                        broken.learn(found)
             except (KeyError, TypeError, RuntimeError, ValueError) as error:
                 raise UserError(
                     f"{place.checkpoint_file} is of another model or optimizer: "
@@ -158,6 +163,8 @@ class Journal:
         if self.epoch_began is not None:  # not the first of this process: it compiles
             self.epoch_seconds.append(time.perf_counter() - self.epoch_began)
         self.world.agree(self.parts.training.model, self.parts.training.judged)
+        if num_broken := self.count_broken():
+            self.write("data", {"epoch": epoch, "broken_images": num_broken})
         if self.parts.splits.validation is not None and (
             last or epoch % self.recipe.log.evaluate == 0
         ):
@@ -172,6 +179,12 @@ class Journal:
         if last or epoch % self.recipe.log.checkpoint == 0:
             self.save()
         self.epoch_began = time.perf_counter()
+
+    def count_broken(self) -> int:
+        """How many images any of the processes could not read; all of them know which, then."""
+        for broken in self.parts.splits.broken:
+            broken.learn(self.world.union(broken.found))
+        return sum(map(len, self.parts.splits.broken))
 
     def measured(self) -> Metrics:
         """The figures that the recipe asks for, and their errors."""
@@ -206,6 +219,8 @@ class Journal:
                 "training": self.parts.training.state_dict(),
                 "metrics_length": self.log.sync(),
                 "seconds": self.seconds,
+                "waits": self.parts.batches.waits.state_dict(),
+                "broken": [sorted(broken.found) for broken in self.parts.splits.broken],
             }
             checkpoint.save(self.place.checkpoint_file, state)
 
@@ -237,6 +252,8 @@ class Journal:
             "seconds": round(seconds, 3),
             "seconds_per_epoch": self.seconds_per_epoch(seconds),
             "images_per_second": round(step * self.parts.batches.batch_size / seconds, 1),
+            "data_wait": round(self.parts.batches.waits.share, 4),
+            "broken_images": self.count_broken(),
             "diverged_at": diverged_at,
         }
         if diverged_at is None:
@@ -245,6 +262,8 @@ class Journal:
                 model, splits.train, splits.feed, FLATNESS, samples=NUM_MEASURED, world=self.world
             )
             result |= {FLATNESS[name]: figure.value for name, figure in found.items()}
+        if (num_broken := result["broken_images"]) and self.world.is_main:
+            say(f"{num_broken} images could not be read; others were shown in their place")
         if test is not None:
             self.write("test", {"step": step, **test._asdict()})
         result = finite(result)

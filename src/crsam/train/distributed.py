@@ -60,6 +60,14 @@ class World:
                 for buffer in model.buffers():
                     dist.broadcast(buffer, 0)
 
+    def union(self, mine: set[int]) -> set[int]:
+        """What any of the processes has."""
+        if self.size == 1:
+            return mine
+        each: list[set[int]] = [set()] * self.size
+        dist.all_gather_object(each, mine)
+        return set().union(*each)
+
     def wait(self) -> None:
         """Until all processes are here."""
         if self.size > 1:

@@ -91,6 +91,16 @@ def averaged(model: nn.Module, decay: float) -> AveragedModel:
     return AveragedModel(model, multi_avg_fn=moving, use_buffers=True)
 
 
+def waits(share: float) -> str:
+    """Of the line that tells how training goes on: whether it waits for data, if it does.
+
+    Example:
+        >>> waits(0.25), waits(0.004)
+        ('  25 % waiting for data', '')
+    """
+    return f"  {share:.0%} waiting for data".replace("%", " %") if share >= 0.01 else ""
+
+
 @dataclass(frozen=True)
 class Plan:
     """How long to train, at which rate, and when to speak."""
@@ -161,6 +171,7 @@ def fit(
                     note = (
                         f"epoch {epoch + 1}/{plan.epochs}  loss {means['loss']:.4f}  "
                         f"accuracy {means['accuracy']:.1f} %  {speed:,.0f} images/s"
+                        f"{waits(batches.waits.share)}"
                     )
                 advance(note=note)
                 # Asking all processes makes a GPU wait: there, now and then.

@@ -13,7 +13,7 @@ from crsam._arguments import arguments
 from crsam._names import named
 from crsam.data.augment.autoaugment import AutoAugment
 from crsam.data.augment.base import Augmentation, Chain, Nothing
-from crsam.data.augment.basic import Basic, flip, padded_crop
+from crsam.data.augment.basic import Basic, Flip, flip, padded_crop
 from crsam.data.augment.cutout import CIFAR10_MEAN, Cutout, cut
 from crsam.data.augment.inception import Inception, scaled_crop
 from crsam.data.augment.labels import smooth_one_hot
@@ -29,6 +29,7 @@ __all__ = [
     "Basic",
     "Chain",
     "Cutout",
+    "Flip",
     "Inception",
     "Mixup",
     "Nothing",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from crsam.data.augment.base import Augmentation, check_images, check_number
+from crsam.data.augment.base import Augmentation, check_number
 from crsam.data.augment.levels import Levels, Size, of_code, of_paper
 from crsam.data.augment.ops import Op, apply_op
 from crsam.data.augment.policies import CIFAR10, IMAGENET, Policy
@@ -59,8 +59,8 @@ class AutoAugment(Augmentation):
         default = _POLICIES[self.policy][1] if isinstance(self.policy, str) else "paper"
         return _LEVELS[self.levels or default]
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        ops, magnitudes = self.draw(check_images(images), generator)
+    def apply(self, images: Tensor, *draws: Any) -> Tensor:
+        ops, magnitudes = draws
         for position in (0, 1):
             among = {Op[pair[position][0].upper()] for pair in self.sub_policies}
             images = apply_op(images, ops[position], magnitudes[position], among=among)

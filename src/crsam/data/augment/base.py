@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Draws = tuple[Any, ...]
+"""Tensors of shape (..., N), or tuples of such."""
+
 
 class Augmentation(ABC):
     """A random change to a batch of byte images: a frozen dataclass, a pure function of a draw.
@@ -22,7 +25,6 @@ class Augmentation(ABC):
     `padded_crop`, `cut`, `apply_op`, `normalize`).
     """
 
-    @abstractmethod
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """The changed images; those given are left as they are.
 
@@ -30,14 +32,31 @@ class Augmentation(ABC):
             images: Bytes of shape (N, C, H, W).
             generator: The source of all draws, on the images' device.
         """
+        return self.apply(images, *self.draw(check_images(images), generator))
+
+    @abstractmethod
+    def draw(self, images: Tensor, generator: torch.Generator) -> Draws:
+        """All that is random: tensors whose last dimension is that of the images.
+
+        Args:
+            images: Only their shape and device are looked at.
+            generator: The source of all draws, on the images' device.
+        """
+
+    @abstractmethod
+    def apply(self, images: Tensor, *draws: Any) -> Tensor:
+        """The images changed as these draws say."""
 
 
 @dataclass(frozen=True)
 class Nothing(Augmentation):
     """The images as they are."""
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        return check_images(images)
+    def draw(self, images: Tensor, generator: torch.Generator) -> Draws:
+        return ()
+
+    def apply(self, images: Tensor, *draws: Any) -> Tensor:
+        return images
 
 
 @dataclass(frozen=True)
@@ -50,10 +69,35 @@ class Chain(Augmentation):
 
     parts: tuple[Augmentation, ...]
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        for part in self.parts:
-            images = part(images, generator)
+    def draw(self, images: Tensor, generator: torch.Generator) -> Draws:
+        return tuple(part.draw(images, generator) for part in self.parts)
+
+    def apply(self, images: Tensor, *draws: Draws) -> Tensor:
+        for part, drawn in zip(self.parts, draws):
+            images = part.apply(images, *drawn)
         return images
+
+
+def rows_of(draws: Draws, rows: Tensor) -> Draws:
+    """The draws of some of the images.
+
+    Example:
+        >>> rows_of((torch.arange(4), (torch.eye(4),)), torch.tensor([2]))[0]
+        tensor([2])
+    """
+    return tuple(
+        drawn[..., rows] if isinstance(drawn, Tensor) else rows_of(drawn, rows) for drawn in draws
+    )
+
+
+def draws_on(draws: Draws, device: torch.device) -> Draws:
+    """The draws, on their way to a device: the host does not wait for what is queued there."""
+    return tuple(
+        drawn.to(device, non_blocking=True)
+        if isinstance(drawn, Tensor)
+        else draws_on(drawn, device)
+        for drawn in draws
+    )
 
 
 def constant(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -6,12 +6,13 @@ Lee et al., "Deeply-Supervised Nets", 2015, and He et al., "Deep Residual Learni
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from crsam.data.augment.affine import pick
-from crsam.data.augment.base import Augmentation, check_count, check_images, check_number
+from crsam.data.augment.base import Augmentation, check_count, check_number
 
 
 def flip(images: Tensor, flipped: Tensor) -> Tensor:
@@ -50,6 +51,33 @@ def padded_crop(images: Tensor, top: Tensor, left: Tensor, pad: int = 4) -> Tens
 
 
 @dataclass(frozen=True)
+class Flip(Augmentation):
+    """A horizontal flip.
+
+    Args:
+        flip_share: Its probability.
+
+    Example:
+        >>> x = torch.tensor([1, 2, 3], dtype=torch.uint8).view(1, 1, 1, 3)
+        >>> Flip(flip_share=1.0)(x, torch.Generator()).flatten().tolist()
+        [3, 2, 1]
+    """
+
+    flip_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_number("flip_share", self.flip_share, 0, 1)
+
+    def apply(self, images: Tensor, *draws: Any) -> Tensor:
+        return flip(images, *draws)
+
+    def draw(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor]:
+        """Whether to flip, of shape (N,)."""
+        draws = torch.rand(len(images), device=images.device, generator=generator)
+        return (draws < self.flip_share,)
+
+
+@dataclass(frozen=True)
 class Basic(Augmentation):
     """A horizontal flip, then a random crop of the padded image.
 
@@ -70,8 +98,8 @@ class Basic(Augmentation):
         check_count("pad", self.pad, 0)
         check_number("flip_share", self.flip_share, 0, 1)
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        flipped, top, left = self.draw(check_images(images), generator)
+    def apply(self, images: Tensor, *draws: Any) -> Tensor:
+        flipped, top, left = draws
         return padded_crop(flip(images, flipped), top, left, self.pad)
 
     def draw(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:

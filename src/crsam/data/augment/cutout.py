@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from crsam.data.augment.base import Augmentation, check_count, check_images, constant
+from crsam.data.augment.base import Augmentation, check_count, constant
 
 CIFAR10_MEAN = (125, 123, 114)
 """The mean colour of CIFAR-10's training images, in bytes."""
@@ -65,8 +66,8 @@ class Cutout(Augmentation):
             if byte > 255:
                 raise ValueError(f"fill must hold bytes, got {self.fill}")
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        rows, columns = self.draw(check_images(images), generator)
+    def apply(self, images: Tensor, *draws: Any) -> Tensor:
+        rows, columns = draws
         return cut(images, rows, columns, self.side, self.fill)
 
     def draw(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:

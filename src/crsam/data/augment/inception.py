@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from crsam.data.augment.base import Augmentation, check_images, check_number
+from crsam.data.augment.base import Augmentation, check_number
 from crsam.data.augment.basic import flip
 
 
@@ -45,7 +46,8 @@ def scaled_crop(images: Tensor, top: Tensor, left: Tensor, height: Tensor, width
 class Inception(Augmentation):
     """A window of random area and shape, scaled to the whole image, then a horizontal flip.
 
-    The window is one of the image as it is held, a square for images out of folders. Where a window
+    The window is one of the image as it is held, a square for images out of folders; out of folders
+    that are not held, recipes take it from the whole photograph instead. Where a window
     would be longer than the image it is cut, and none is drawn anew: nothing waits for the draws.
 
     Args:
@@ -68,8 +70,8 @@ class Inception(Augmentation):
         check_number("shape", self.shape, 1)
         check_number("flip_share", self.flip_share, 0, 1)
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        flipped, *window = self.draw(check_images(images), generator)
+    def apply(self, images: Tensor, *draws: Any) -> Tensor:
+        flipped, *window = draws
         return flip(scaled_crop(images, *window), flipped) if len(images) else images
 
     def draw(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:

@@ -46,10 +46,16 @@ class Mixup:
             targets: Probabilities of shape (N, classes); see `smooth_one_hot`.
             generator: The source of all draws, on the images' device.
         """
+        share, partner = self.draw(images, generator)
+        return self.apply(images, targets, share, partner)
+
+    def apply(
+        self, images: Tensor, targets: Tensor, share: Tensor, partner: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The first images, as many as there are partners, mixed with these."""
         for name, value in (("images", images), ("targets", targets)):
             if not value.is_floating_point():
                 raise ValueError(f"{name} must be floats, got {value.dtype}")
-        share, partner = self.draw(images, generator)
         return _mix(images, share, partner), _mix(targets, share, partner)
 
     def draw(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -67,4 +73,4 @@ class Mixup:
 
 def _mix(values: Tensor, share: Tensor, partner: Tensor) -> Tensor:
     share = share.to(values.dtype).view(-1, *[1] * (values.ndim - 1))
-    return share * values + (1 - share) * values[partner]
+    return share * values[: len(partner)] + (1 - share) * values[partner]

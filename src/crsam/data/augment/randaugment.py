@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,6 @@ from torch import Tensor
 from crsam.data.augment.base import (
     Augmentation,
     check_count,
-    check_images,
     check_number,
     constant,
 )
@@ -43,8 +43,8 @@ class RandAugment(Augmentation):
         check_count("num_ops", self.num_ops, 1)
         check_number("magnitude", self.magnitude, 0, 10)
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        for op, magnitude in zip(*self.draw(check_images(images), generator)):
+    def apply(self, images: Tensor, *draws: Any) -> Tensor:
+        for op, magnitude in zip(*draws):
             images = apply_op(images, op, magnitude, among=OPS)
         return images
 
