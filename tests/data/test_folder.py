@@ -395,3 +395,8 @@ def test_images_are_fetched_to_the_gpu(root: Path) -> None:
     assert there.fetch(indices.cuda()).device.type == "cuda"
     assert torch.equal(there.fetch(indices.cuda()).cpu(), images.fetch(indices))
     assert torch.equal(there.part(indices.cuda()).labels.cpu(), images.labels[indices])
+
+
+def test_a_root_that_is_not_there_is_a_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no folder .*nowhere/train"):
+        read_folder(tmp_path / "nowhere", image_size=8)

@@ -97,7 +97,7 @@ def find_split(root: Path, *names: str) -> Listing:
         if folder.is_dir():
             inside = [] if any(e.is_dir() for e in _visible(folder)) else _archives(folder, "")
             return list_archives(inside, named=True) if inside else list_folder(folder)
-        if found := _archives(root, name):
+        if found := _archives(root, name) if root.is_dir() else []:
             return list_archives(found)
     first = names[0]
     packed = [p for p in root.glob(f"{first}*") if p.name.lower().endswith(PACKED)]
