@@ -14,6 +14,7 @@ from PIL import Image
 
 from crsam.data import decoder
 from crsam.data.decoder import View, random_window, shown
+from crsam.robust.reading import framed
 from data.photos import photo
 
 BILINEAR = Image.Resampling.BILINEAR
@@ -136,3 +137,11 @@ def test_draft_changes_nothing_where_all_pixels_are_needed() -> None:
             shown(content, View(80, 80, least=0.08, draft=draft), seed) for draft in (True, False)
         )
         assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("share", [None, 0.875, 0.6])
+def test_other_sets_are_framed_as_test_images_are(share: float | None) -> None:
+    for width, height in ((50, 34), (33, 61), (40, 40), (27, 20)):
+        image = photo(0, width, height)
+        own = shown(encoded(image), View(20, 20, middle=share), None)
+        assert np.array_equal(np.asarray(framed(share)(image, 20)), np.asarray(own))

@@ -400,3 +400,13 @@ def test_images_are_fetched_to_the_gpu(root: Path) -> None:
 def test_a_root_that_is_not_there_is_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no folder .*nowhere/train"):
         read_folder(tmp_path / "nowhere", image_size=8)
+
+
+def test_files_that_are_no_images_by_their_names_are_counted(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / "train" / "ant" / "notes.txt").write_text("no image")
+    (root / "train" / "ant" / "x.avif").write_text("of no ending that is read")
+    read_folder(root, image_size=8)
+    said = capsys.readouterr().err
+    assert "train: 2 files are left out, such as ant/notes.txt: images end in jpg" in said

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from crsam.data import remembered
 from crsam.data.augment import Inception
@@ -234,3 +235,23 @@ def test_archives_of_other_things_are_not_taken(folders: Path, tmp_path: Path) -
     unpacked = shutil.copytree(folders, tmp_path / "unpacked")
     tarred(folders / "val", unpacked / "train" / "notes.tar")
     assert len(read_folder(unpacked, image_size=8).train) == 12
+
+
+def test_an_archive_that_took_the_place_of_another_is_read(folders: Path, tmp_path: Path) -> None:
+    def first() -> torch.Tensor:
+        return read_folder(tmp_path, image_size=8, hold=False, workers=0).train.fetch(
+            torch.tensor([0])
+        )
+
+    for half in ("train", "val"):
+        tarred(folders / half, tmp_path / f"{half}.tar")
+    before = first()
+    other = tmp_path / "others"
+    write_photos(other)
+    for file in (other / "train").rglob("*.jpg"):
+        Image.new("RGB", (40, 30), "red").save(file)
+    tarred(other / "train", tmp_path / "new")
+    os.replace(tmp_path / "new", tmp_path / "train.tar")
+    after = first()
+    assert not torch.equal(before, after)
+    assert after[0, 0].min() > 200

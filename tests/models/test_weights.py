@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
 from crsam.errors import UserError
-from crsam.models import load_weights, make_model, read_weights
+from crsam.models import ResNet, load_weights, make_model, read_weights
 from crsam.models.vit import resized_positions
 from models.narrow import NARROW, Narrow
 from models.test_safetensors import write
@@ -224,3 +224,21 @@ def test_interpolated_positions_are_those_of_the_same_places() -> None:
 )
 def test_what_is_no_grid_is_not_interpolated(old: Any, new: Any) -> None:
     assert resized_positions(torch.zeros(old), torch.zeros(new)) is None
+
+
+def test_halves_are_taken_counters_and_all() -> None:
+    model, other = ResNet(18, 10, width=4), ResNet(18, 10, width=4)
+    other.bn1.num_batches_tracked += 7
+    load_weights(model, {name: t.half() for name, t in other.state_dict().items()})
+    assert model.bn1.num_batches_tracked == 7
+    assert torch.equal(model.conv1.weight, other.conv1.weight.half().float())
+
+
+def test_weights_that_are_not_finite_are_told() -> None:
+    model, other = ResNet(18, 10, width=4), ResNet(18, 10, width=4)
+    with torch.no_grad():
+        other.conv1.weight[0, 0, 0, 0] = torch.nan
+    before = model.conv1.weight.clone()
+    with pytest.raises(UserError, match=r"values are not finite in conv1\.weight"):
+        load_weights(model, other.state_dict())
+    assert torch.equal(model.conv1.weight, before)

@@ -122,6 +122,9 @@ def test_floor_is_in_units_of_the_loss() -> None:
     # d2/L0 = 0.02/1
     assert step_on(Bowl(), rho=0.1, floor=0.019)[1]["dropped_curvature"] == 0
     assert step_on(Bowl(), rho=0.1, floor=0.021)[1]["dropped_curvature"] == 1
+    # d2/L0 = 0.02/4
+    assert step_on(Bowl(2.0), rho=0.1, floor=0.0049)[1]["dropped_curvature"] == 0
+    assert step_on(Bowl(2.0), rho=0.1, floor=0.0051)[1]["dropped_curvature"] == 1
 
 
 @pytest.mark.parametrize("form", ["log", "linear"])
@@ -134,6 +137,7 @@ def test_regularizer_is_bounded_by_trust(form: Any) -> None:
     literal, literal_report = step_on(copy.deepcopy(bowl), trust=None, **hyper)
     assert literal > 1.5 * bounded
     assert report["trust_scale"].item() == pytest.approx(0.5 * g_plus / (literal - g_plus))
+    assert report["regularizer"].item() == pytest.approx((literal - g_plus) / g_plus)
     assert "trust_scale" not in literal_report
 
 
@@ -166,6 +170,7 @@ def test_zero_gradient_moves_nothing_and_is_finite() -> None:
     surrogate, report = step_on(Bowl(0.0), rho=0.1)
     assert surrogate == 0
     assert report["grad_norm"] == 0
+    assert all(value.isfinite() for value in report.values())
 
 
 @pytest.mark.parametrize(

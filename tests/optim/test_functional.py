@@ -166,3 +166,69 @@ def test_equal_models_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
         for a, b in zip(weights[0].values(), weights[1].values(), strict=True):
             torch.testing.assert_close(a, b)
     assert len(compiled) == 1
+
+
+class Twice(nn.Module):
+    """Modules under two names, as some of timm's models have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+        self.head, self.norm = self.net[3], self.net[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+class Shares(nn.Module):
+    """Two parameters whose gradients autograd hands out as one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.randn(6, 3)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ (self.a + self.b)).tanh()
+
+
+@pytest.mark.parametrize("kind", [Twice, Shares])
+@pytest.mark.parametrize("method", ["sam", "crsam", "gsam", "wsam"])
+def test_modules_and_gradients_that_are_there_twice(kind: type[nn.Module], method: str) -> None:
+    torch.manual_seed(0)
+    one = kind().double()
+    other = copy.deepcopy(one)
+    opts = [crsam.make(method, SGD(m.parameters(), lr=0.1), model=m) for m in (one, other)]
+    functional = Functional(other, loss_fn)
+    before = dict(other.named_parameters(remove_duplicate=False))
+    for _ in range(4):
+        x, y = torch.randn(8, 6, dtype=torch.float64), torch.randint(3, (8,))
+        opts[0].step(problems.closure_of(one, opts[0], x, y))
+        functional.batch = (x, y)
+        opts[1].step(functional)
+    for name, p in other.named_parameters(remove_duplicate=False):
+        assert p is before[name]
+    for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_what_is_compiled_for_one_mode_is_not_used_in_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor are batches counted that a layer does not count; a cumulative mean needs its count."""
+    monkeypatch.setattr(torch, "compile", lambda evaluate: evaluate)
+    monkeypatch.setattr(functional, "_compiled", {})
+    for frozen, momentum in ((False, 0.1), (True, 0.1), (False, None)):
+        states = []
+        for share in (None, momentum or "none"):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, momentum=momentum))
+            model[1].train(not frozen)
+            opt = crsam.SAM(SGD(model.parameters(), lr=0.1), model=model)
+            closure = Functional(model, loss_fn, compile=share is not None, share=share)
+            for _ in range(3):
+                closure.batch = (torch.randn(8, 4), torch.randint(5, (8,)))
+                opt.step(closure)
+            states.append(model.state_dict())
+        for a, b in zip(states[0].values(), states[1].values(), strict=True):
+            torch.testing.assert_close(a, b)
+        assert states[1]["1.num_batches_tracked"] == (0 if frozen else 3)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from PIL import Image
 
 from crsam.data.cifar import CIFAR10, CIFAR100, read_cifar
 from crsam.errors import UserError
-from crsam.robust import corrupt
+from crsam.robust import copy_folder, corrupt
 from crsam.robust.constants import NAMES, SEVERITIES
 from crsam.robust.copy import corrupt_set
 from crsam.robust.layouts import find_arrays, find_corrupted
@@ -62,6 +63,7 @@ def test_a_folder_is_copied_in_the_layout_of_imagenet_c(tmp_path: Path) -> None:
     )
     assert plain.written == 2 * 5 * 6
     copied = content(tmp_path / "plain")
+    del copied["corrupt.json"]  # it says of what it is a copy
     assert copied.items() <= content(dest).items()
 
 
@@ -126,7 +128,30 @@ def test_one_folder_holds_one_copy(tmp_path: Path) -> None:
         corrupt_set(root, dest, Settings(seed=1), names=["contrast"])
     with pytest.raises(UserError, match="not empty, and was not made by crsam corrupt"):
         corrupt_set(root, root, names=["contrast"])
+    with pytest.raises(UserError, match=r"other settings \(source '.*photos' there, '.*others'"):
+        corrupt_set(photos(tmp_path / "others"), dest, names=["contrast"], severities=[1])
     assert json.loads((dest / "corrupt.json").read_text())["constants"] == "imagenet"
+
+
+def test_a_copy_that_was_broken_off_is_not_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, dest = photos(tmp_path / "photos"), tmp_path / "c"
+    real, taken = copy_folder._corrupt_file, []
+
+    def until_the_fifth(*args: Any, **kwargs: Any) -> Any:
+        taken.append(args)
+        if len(taken) == 5:
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(copy_folder, "_corrupt_file", until_the_fifth)
+    with pytest.raises(KeyboardInterrupt):
+        corrupt_set(root, dest, names=SOME, workers=1)
+    with pytest.raises(UserError, match="broken off at 4 of 6 images"):
+        find_corrupted(dest)
+    corrupt_set(root, dest, names=SOME, workers=1)
+    assert find_corrupted(dest).num_images == 6
 
 
 def test_what_is_no_image_is_named_and_counted(
@@ -135,9 +160,16 @@ def test_what_is_no_image_is_named_and_counted(
     root = photos(tmp_path / "photos")
     (root / "val/cat/bad.png").write_text("nothing")
     (root / "val/cat/notes.txt").write_text("no image by its name")
+    Image.fromarray(np.full((8, 8), 30000, np.uint16)).save(root / "val/cat/deep.png")
+    Image.new("RGB", (1, 50)).save(root / "val/cat/thin.png")
     done = corrupt_set(root, tmp_path / "c", names=["contrast"], severities=[1, 2])
-    assert (done.written, done.there, len(done.unreadable)) == (12, 0, 1)
-    assert "cat/bad.png cannot be read as an image" in capsys.readouterr().err
+    assert (done.written, done.there, len(done.unreadable)) == (12, 0, 3)
+    said = capsys.readouterr().err
+    assert "1 file is left out, such as cat/notes.txt: images end in jpg" in said
+    assert "cat/bad.png cannot be read as an image" in said
+    assert "cat/deep.png cannot be read as an image: more than 8 bits" in said
+    assert "cat/thin.png is too small, 1 × 50 pixels" in said
+    assert find_corrupted(tmp_path / "c").num_images == 6
 
 
 def test_bad_requests_are_one_line_and_leave_nothing(tmp_path: Path) -> None:
@@ -148,6 +180,8 @@ def test_bad_requests_are_one_line_and_leave_nothing(tmp_path: Path) -> None:
         corrupt_set(root, dest, severities=[0])
     with pytest.raises(UserError, match="there is no folder"):
         corrupt_set(tmp_path / "nowhere", dest)
+    with pytest.raises(UserError, match="holds no photographs of frost"):
+        corrupt_set(root, dest, Settings(frost=str(root)))
     with pytest.raises(UserError, match=r"holds no images: they are looked for in .*/CLASS"):
         corrupt_set(root / "val/cat", dest)
     Image.fromarray(photo()).save(root / "val/cat/1.jpg")

@@ -217,9 +217,9 @@ def test_pixelate_paints_blocks_in_their_mean() -> None:
 
 
 def test_brightness_keeps_hue_and_saturation() -> None:
-    image = np.array([[[200, 100, 50], [0, 0, 0], [250, 240, 10]]], np.uint8)
+    image = np.array([[[200, 100, 50], [0, 0, 0], [250, 240, 10]]] * 2, np.uint8)
     found = corrupt(image, "brightness", 1)  # + 25.5
-    assert found.tolist() == [[[225, 112, 56], [25, 25, 25], [255, 244, 10]]]
+    assert found.tolist() == [[[225, 112, 56], [25, 25, 25], [255, 244, 10]]] * 2
 
 
 def test_panes_of_ice_have_the_light_of_the_photographs() -> None:
@@ -236,5 +236,5 @@ def test_bad_input_is_one_line() -> None:
         corrupt(photo(), "frog", 1)
     with pytest.raises(UserError, match=r"severity must be a whole number from 1 to 5, got 6"):
         corrupt(photo(), "fog", 6)
-    with pytest.raises(UserError, match=r"bytes of shape \(H, W, 3\), got float32"):
+    with pytest.raises(UserError, match=r"bytes of shape \(H, W, 3\).*, got float32"):
         corrupt(floats(), "fog", 1)

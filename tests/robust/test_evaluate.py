@@ -17,10 +17,13 @@ from crsam.experiment.restore import restored
 from crsam.experiment.robustness import evaluate as evaluating
 from crsam.experiment.robustness import judged
 from crsam.experiment.robustness.evaluate import Asked, evaluate_robustness
+from crsam.experiment.robustness.judged import middle_of_run
 from crsam.experiment.robustness.show import summary
+from crsam.experiment.toml import load_recipe
 from crsam.report.page.content import content_of
 from crsam.report.runs import read_runs
 from crsam.robust.constants import ALEXNET_ERRORS, NAMES, SEVERITIES
+from crsam.robust.reading import framed
 from crsam.train.distributed import World
 from robust.colours import COLOURS, corrupted, paint, right_of_four, trained
 from two_ranks import found_by_two_ranks
@@ -234,3 +237,26 @@ def test_bad_sets_are_one_line(made: Path, run: Path) -> None:
     fails(r"fog.npy must hold bytes of shape \(60, H, W, 3\)", cifar_c=root / "large")
     (root / "large/labels.npy").write_bytes(b"nothing")
     fails("labels.npy cannot be read", cifar_c=root / "large")
+
+
+def test_copies_of_whole_images_are_framed_as_the_runs_own(
+    made: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float | None] = []
+
+    def noted(share: float | None) -> Any:
+        asked.append(share)
+        return framed(share)
+
+    monkeypatch.setattr(evaluating, "framed", noted)
+    evaluate_robustness([run], Asked(made / "c"))
+    assert asked == []  # as published: cut out already
+    copied = Path(shutil.copytree(made / "c", tmp_path / "c"))
+    for crop, expected in ((28, []), (None, [None])):
+        (copied / "corrupt.json").write_text(json.dumps({"crop": crop}))
+        evaluate_robustness([run], Asked(copied))
+        assert asked == expected
+    windows = load_recipe("folder", ["augment=inception", "data.image_size=8"])
+    assert middle_of_run(windows) == 0.875
+    assert middle_of_run(load_recipe("folder", ["data.image_size=8"])) is None
+    assert middle_of_run(load_recipe("folder", ["data.image_size=8", "data.middle=0.7"])) == 0.7

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
 from crsam import _tensors as tn
 from crsam._batches import SizeOf, size_of
+from crsam._stateless import called
 from crsam._states import Snapshot, seed_all, seed_of
 from crsam._tensors import Tensors
 from crsam.curvature.batches import Batches
@@ -142,7 +142,7 @@ class MeanLoss:
         """
         self._begin(term.number)
         named = {f"model.{name}": w for name, w in zip(self.names, weights, strict=True)}
-        return functional_call(_Together(self.model, self.loss_fn), named, (term.batch,)).mean()
+        return called(_Together(self.model, self.loss_fn), named, (term.batch,)).mean()
 
     def _begin(self, index: int) -> None:
         self._snapshot.put_back()
@@ -212,7 +212,7 @@ class MeanLoss:
 
 
 class _Together(nn.Module):
-    """Model and loss as one module, so that `functional_call` reaches the model within it."""
+    """Model and loss as one module, so that `called` reaches the model within it."""
 
     def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
         super().__init__()

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.func import functional_call
 
 from crsam._batches import size_of
+from crsam._stateless import called
 from crsam.curvature.mean_loss import LossFn, MeanLoss
 from crsam.errors import UserError
 
@@ -62,7 +62,7 @@ class SlopesAlongWeights(nn.Module):
                 for name, p in model.named_parameters()
                 if p.requires_grad
             }
-            out = functional_call(_Whole(model, self.loss_fn), duals, (batch,))
+            out = called(_Whole(model, self.loss_fn), duals, (batch,))
             losses, slopes = forward_ad.unpack_dual(out)  # type: ignore[no-untyped-call]
             if losses.numel() == 1:
                 vector_of(losses, size_of(batch))

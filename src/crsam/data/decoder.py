@@ -101,8 +101,6 @@ def shown(content: bytes, view: View, seed: int | None) -> Image.Image:
 
     image: Image.Image = Image.open(io.BytesIO(content))
     size = (view.width, view.height)
-    if image.mode.startswith(("I", "F")):
-        raise ValueError("more than 8 bits a pixel: convert it to 8")
     if not view.scaled:
         if image.size != size:
             raise WrongSize(f"has {image.width} × {image.height} pixels")
@@ -117,10 +115,16 @@ def shown(content: bytes, view: View, seed: int | None) -> Image.Image:
     whole, side = image.size, min(image.size)
     short = round(view.width / (view.middle or 1))
     scale = _drafted(image, (0, 0, side, side), (short, short)) if view.draft else 1
-    image = in_colour(image)
+    return middle_of(in_colour(image), view, whole, scale)
+
+
+def middle_of(image: Image.Image, view: View, whole: Size, scale: int = 1) -> Image.Image:
+    """What a model is judged on, of an image of the size `whole`, decoded `scale` times smaller."""
+    size, side = (view.width, view.height), min(whole)
     if view.middle is None:
         left, top = ((length - side) / 2 for length in whole)
         return _scaled(image, (left, top, left + side, top + side), size, scale)
+    short = round(view.width / view.middle)
     width, height = (short * length // side for length in whole)
     image = _scaled(image, (0, 0, *whole), (width, height), scale)
     left, top = round((width - view.width) / 2), round((height - view.height) / 2)
@@ -129,6 +133,8 @@ def shown(content: bytes, view: View, seed: int | None) -> Image.Image:
 
 def in_colour(image: Image.Image) -> Image.Image:
     """Decoded, in RGB."""
+    if image.mode.startswith(("I", "F")):
+        raise ValueError("more than 8 bits a pixel: convert it to 8")
     if "transparency" in image.info:  # by way of RGBA, or Pillow warns of palettes
         image = image.convert("RGBA")
     if image.mode != "RGB":
@@ -189,7 +195,8 @@ def read(source: Source) -> bytes:
     if source.offset < 0:
         with open(source.path, "rb", buffering=0) as file:
             return file.readall()
-    file_number = _opened(source.path)
+    about = os.stat(source.path)
+    file_number = _opened(source.path, about.st_ino, about.st_mtime_ns)
     if not source.zipped:
         return _range(file_number, source.offset, source.size)
     header = _range(file_number, source.offset, 30)
@@ -213,8 +220,8 @@ def _range(file_number: int, offset: int, size: int) -> bytes:
 
 
 @functools.lru_cache(maxsize=4096)
-def _opened(path: str) -> int:
-    """Archives stay open: of a few large ones, thousands of images are read."""
+def _opened(path: str, number: int, changed: int) -> int:
+    """Archives stay open, until others lie there: of large ones, thousands of images are read."""
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 

@@ -17,8 +17,11 @@ from crsam.data.decoder import Source
 from crsam.data.remembered import remembered
 from crsam.data.shards import FOLDER, LINK, PACKED, SUFFIXES, Member
 from crsam.errors import UserError
+from crsam.progress import say
 
-IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".gif")
+IMAGES = (
+    ".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".gif", ".tif", ".tiff",
+)  # fmt: skip
 """How the names of images end, in any case."""
 
 
@@ -116,15 +119,18 @@ def list_folder(folder: Path) -> Listing:
     """
     classes: dict[str, int] = {}
     names: list[str] = []
+    others: list[str] = []
     for entry in _visible(folder):
         if entry.is_dir():
-            found = _files_of_class(entry)
+            found, left_out = _files_of_class(entry)
             classes[entry.name] = len(found)
             names += found
+            others += left_out
         elif is_image(entry.name):
             raise UserError(f"{entry.path} must lie in the folder of its class, {folder}/CLASS")
     if not classes:
         raise UserError(f"{folder} has no folders of classes: there are no images")
+    tell_left_out(folder, others)
     nowhere = torch.tensor([0, -1, 0]).expand(len(names), 3)
     return Listing((str(folder),), Names(names), nowhere, classes)
 
@@ -140,6 +146,7 @@ def list_archives(archives: Sequence[Path], named: bool = False) -> Listing:
     found: list[tuple[str, str, int, Member]] = []
     depth = 0
     folders: set[tuple[str, ...]] = set()
+    others: list[str] = []
     for number, archive in enumerate(archives):
         for member in remembered(archive):
             parts = tuple(part for part in member.name.split("/") if part not in (".", ""))
@@ -160,9 +167,12 @@ def list_archives(archives: Sequence[Path], named: bool = False) -> Listing:
                     )
                 found.append((sys.intern(inside[-2]), inside[-1], number, member))
                 depth = len(parts) - 1
+            else:
+                others.append(member.name)
     where = archives[0].parent if len(archives) > 1 else archives[0]
     if not found:
         raise UserError(f"{where} holds no images ({_suffixes()})")
+    tell_left_out(where, others)
     found.sort(key=lambda image: image[:2])
     _check_unique(archives, found)
     classes: dict[str, int] = {}
@@ -183,6 +193,13 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(IMAGES)
 
 
+def tell_left_out(where: Path, names: Sequence[str]) -> None:
+    """Says that there are files which are no images by their names, if there are."""
+    if names and os.environ.get("RANK", "0") == "0":
+        files = "1 file is" if len(names) == 1 else f"{len(names)} files are"
+        say(f"{where}: {files} left out, such as {names[0]}: images end in {_suffixes()}")
+
+
 def _archives(folder: Path, start: str) -> list[Path]:
     """``start.tar``, ``start-0001.tar``, ``start_a.zip`` and so on, but not ``started.tar``."""
     found = []
@@ -201,8 +218,9 @@ def _check_unique(archives: Sequence[Path], found: list[tuple[str, str, int, Mem
             raise UserError(f"the image {PurePosixPath(*a[:2])} is there twice: in {places}")
 
 
-def _files_of_class(folder: os.DirEntry[str]) -> list[str]:
-    names = []
+def _files_of_class(folder: os.DirEntry[str]) -> tuple[list[str], list[str]]:
+    """The images, and the files that are none by their names."""
+    names, others = [], []
     for entry in _visible(folder):
         if entry.is_dir():
             raise UserError(
@@ -211,9 +229,11 @@ def _files_of_class(folder: os.DirEntry[str]) -> list[str]:
             )
         if is_image(entry.name):
             names.append(f"{folder.name}/{entry.name}")
+        else:
+            others.append(f"{folder.name}/{entry.name}")
     if not names:
         raise UserError(f"{folder.path} holds no images ({_suffixes()})")
-    return names
+    return names, others
 
 
 def _visible(folder: Path | os.DirEntry[str]) -> Iterator[os.DirEntry[str]]:

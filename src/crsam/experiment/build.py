@@ -193,10 +193,10 @@ def build_data(recipe: Recipe, device: torch.device) -> Splits:
             )
 
     def noisy(images: Images, purpose: str) -> Images:
-        seed = derive(recipe.seed, purpose)
-        return data.with_wrong_labels(images, chosen.label_noise, len(everything.classes), seed).to(
-            device
-        )
+        if chosen.label_noise:
+            seed, num = derive(recipe.seed, purpose), len(everything.classes)
+            images = data.with_wrong_labels(images, chosen.label_noise, num, seed)
+        return images.to(device)
 
     feed = Feed(
         everything.mean,

@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from crsam._batches import SizeOf, is_one_batch, own_generators, size_of
+from crsam._stateless import called
 from crsam.errors import UserError
 from crsam.landscape.place import Place
 
@@ -52,7 +53,7 @@ class Mean:
 
         def each(tensors: dict[str, Tensor], batch: Any) -> tuple[Tensor, ...]:
             def moved(*inputs: Any, **named: Any) -> Any:
-                return functional_call(place.model, tensors, inputs, named)
+                return called(place.model, tensors, inputs, named)
 
             return tuple(self._sums(moved, batch))
 

@@ -111,7 +111,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Loaded:
         if theirs is None:
             counter = name.endswith("num_batches_tracked")  # not in files of old versions
             (new if in_head or counter else wrong).append(name)
-        elif theirs.is_floating_point() == mine.is_floating_point() and theirs.shape == mine.shape:
+        elif theirs.shape == mine.shape and _counts_alike(theirs, mine):
             taken[name] = theirs
         elif in_head and theirs.shape[1:] == mine.shape[1:]:
             new.append(name)
@@ -127,6 +127,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Loaded:
         parts = [f"do not fit or are missing there: {_some(wrong)}"] * bool(wrong)
         parts += [f"are not of this model: {_some(unknown)}"] * bool(unknown)
         raise UserError(f"tensors {'; '.join(parts)}")
+    if not_finite := [name for name, tensor in taken.items() if not tensor.isfinite().all()]:
+        raise UserError(f"values are not finite in {_some(not_finite)}")
     model.load_state_dict({**taken, **resized}, strict=False)
     return Loaded(tuple(taken), tuple(resized), tuple(new))
 
@@ -179,6 +181,13 @@ def _named_alike(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> di
             return dict(weights)
         found = {name.partition(".")[2]: tensor for name, tensor in found.items()}
     return found
+
+
+def _counts_alike(theirs: Tensor, mine: Tensor) -> bool:
+    """Whether both are measures, or both counters, though of whole numbers in halves maybe."""
+    if mine.is_floating_point() or not theirs.is_floating_point():
+        return mine.is_floating_point() == theirs.is_floating_point()
+    return bool((theirs == theirs.round()).all())
 
 
 def _kind(tensor: Tensor) -> str:

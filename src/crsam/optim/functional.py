@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from crsam import _tensors as tn
+from crsam._stateless import everywhere
 from crsam._tensors import Scale, Tensors
 from crsam.errors import UserError
 from crsam.optim.closure import Selection
@@ -42,7 +43,7 @@ class Functional:
         parallel: Run the two perturbed passes of `CRSAM` on two CUDA streams.
         compile: Compile model and loss with ``torch.compile``.
         share: Compile once for all models that are given the same value here. They must be built
-            alike, and be in the same mode, and have the same loss function.
+            alike, have the same loss function, and stay in the mode that they are in.
 
     Example:
         >>> import torch, crsam
@@ -74,7 +75,7 @@ class Functional:
         """What the loss is of: set it before every step."""
         self.extra: Tensor | None = None
         """What the loss function gave beside the loss in the first pass of the last step."""
-        self._names = {id(p): "model." + name for name, p in model.named_parameters()}
+        self._names = {id(p): name for name, p in model.named_parameters()}
         self._spare: list[dict[str, Tensor]] = [{}, {}]
         self._narrow: dict[int, torch.dtype] = {}
         if autocast is not None:
@@ -91,6 +92,8 @@ class Functional:
         elif share is None:
             self._evaluate = torch.compile(_evaluation(model, loss_fn))
         else:
+            # What is compiled for one mode is wrong for another.
+            share = share, tuple(module.training for module in model.modules())
             if share not in _compiled:
                 # A copy without weights: it outlives the model, and none of its own are ever used.
                 skeleton = copy.deepcopy(model).to("meta")
@@ -111,7 +114,7 @@ class Functional:
         """The model's own, by name; without those that `count` counts."""
         left_out = set(map(id, _counting(self.model).values())) if self._counts else set()
         return {
-            "model." + name: buffer
+            name: buffer
             for name, buffer in self.model.named_buffers()
             if id(buffer) not in left_out
         }
@@ -137,7 +140,7 @@ class Functional:
 
     def _only_written(self) -> set[str]:
         return {
-            f"model.{name}{'.' * bool(name)}{kept}"
+            f"{name}{'.' * bool(name)}{kept}"
             for name, module in self.model.named_modules()
             if isinstance(module, _BatchNorm) and module.training
             for kept, _ in module.named_buffers(recurse=False)
@@ -149,16 +152,31 @@ class Functional:
         """Loss, extra and gradients, with `weights` in the place of `params`."""
         with torch.enable_grad():
             leaves = [w.detach().requires_grad_() for w in weights]
-            state = {"model." + name: p.detach() for name, p in self.model.named_parameters()}
-            state |= {self._names[id(p)]: leaf for p, leaf in zip(params, leaves)}
-            out = self._evaluate({**state, **buffers}, self.batch)
+            tensors = {name: p.detach() for name, p in self.model.named_parameters()}
+            tensors |= {self._names[id(p)]: leaf for p, leaf in zip(params, leaves)}
+            state = everywhere(self.model, {**tensors, **buffers})
+            out = self._evaluate({f"model.{name}": t for name, t in state.items()}, self.batch)
             loss, extra = out if isinstance(out, tuple) else (out, None)
             grads = torch.autograd.grad(loss, leaves, allow_unused=True)
-        return loss.detach(), None if extra is None else extra.detach(), list(grads)
+        return loss.detach(), None if extra is None else extra.detach(), _apart(grads)
 
 
 _Evaluate = Callable[[dict[str, Tensor], Any], Tensor | tuple[Tensor, Tensor]]
 _compiled: dict[Hashable, _Evaluate] = {}
+
+
+def _apart(grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The gradients, each in memory of its own: autograd may hand out the same twice."""
+    seen: set[int] = set()
+    found: list[Tensor | None] = []
+    for grad in grads:
+        if grad is not None and grad.layout == torch.strided and grad.numel():
+            memory = grad.untyped_storage().data_ptr()
+            if memory in seen or grad.stride() != torch.empty_like(grad).stride():
+                grad = grad.clone()
+            seen.add(memory)
+        found.append(grad)
+    return found
 
 
 def _evaluation(model: nn.Module, loss_fn: LossFunction) -> _Evaluate:
@@ -166,7 +184,7 @@ def _evaluation(model: nn.Module, loss_fn: LossFunction) -> _Evaluate:
     wrapped = _LossOf(model, loss_fn)
 
     def evaluate(state: dict[str, Tensor], batch: Any) -> Tensor | tuple[Tensor, Tensor]:
-        return functional_call(wrapped, state, (batch,), tie_weights=True)
+        return functional_call(wrapped, state, (batch,), tie_weights=False)
 
     return evaluate
 

@@ -48,6 +48,7 @@ def corrupt_arrays(
         UserError: If the folder holds something else.
     """
     check_asked(list(names), [])
+    settings.check_frost(names)
     begin(dest, settings)
     each, total = len(images), len(images) * len(SEVERITIES)
     file = dest / "labels.npy"

@@ -13,13 +13,15 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from crsam.data.decoder import in_colour
+from crsam.data.folder import MIDDLE
 from crsam.errors import UserError
 from crsam.progress import bar, say
 from crsam.robust.constants import NAMES, SEVERITIES
-from crsam.robust.corrupt import check_asked
+from crsam.robust.corrupt import LEAST_SIDE, check_asked
 from crsam.robust.layouts import Cell, files_by_class
-from crsam.robust.reading import in_rgb, middle
-from crsam.robust.settings import Copied, Settings, begin
+from crsam.robust.reading import framed
+from crsam.robust.settings import Copied, Settings, begin, expect
 from crsam.robust.workers import number_of, worked
 from crsam.train.interrupt import Stopped, stoppable
 
@@ -69,7 +71,8 @@ def corrupt_folder(
         for label, paths in files.items()
         for path, name in zip(paths[:images_per_class], _names(paths, settings))
     ]
-    begin(dest, settings)
+    settings.check_frost(names)
+    begin(dest, settings, source, len(images))
     for name, severity in cells:
         for label in files:
             (dest / name / str(severity) / label).mkdir(parents=True, exist_ok=True)
@@ -84,6 +87,7 @@ def corrupt_folder(
             advance(len(cells))
             if stop.asked:
                 raise Stopped
+    expect(dest, len(images) - len(unreadable))
     readable = total - len(unreadable) * len(cells)
     return Copied(written, readable - written, tuple(unreadable))
 
@@ -111,11 +115,15 @@ def _corrupt_file(
         return Done(0, None)
     try:
         with Image.open(path) as file:
-            picture = in_rgb(file)
+            picture = in_colour(file)
     except Exception as error:  # of a damaged file, a decoder may raise anything
         reason = " ".join(str(error).split())
         return Done(0, f"{path} cannot be read as an image: {reason}")
-    pixels = np.asarray(picture if settings.crop is None else middle(picture, settings.crop))
+    if min(picture.size) < LEAST_SIDE:
+        return Done(0, f"{path} is too small, {picture.width} × {picture.height} pixels")
+    if settings.crop is not None:
+        picture = framed(MIDDLE)(picture, settings.crop)
+    pixels = np.asarray(picture)
     for name, severity in wanted:
         found = settings.corrupted(pixels, name, severity, key)
         buffer = io.BytesIO()

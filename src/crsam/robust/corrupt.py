@@ -22,6 +22,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 ON_BYTES = ("pixelate", "jpeg_compression")
 """Those that Pillow does; the others are given, and return, values between 0 and 1."""
+LEAST_SIDE = 2
+"""Of an image, in pixels: there is nothing to blur or to stretch in less."""
 
 
 def corruptions() -> list[str]:
@@ -47,7 +49,7 @@ def corrupt(
     """An image as ImageNet-C or CIFAR-10-C has it, with random numbers of its own.
 
     Args:
-        image: Bytes of shape (H, W, 3), of any size.
+        image: Bytes of shape (H, W, 3), of any size from 2 × 2 pixels on.
         name: One of `corruptions`.
         severity: 1 to 5.
         seed: Of all that is random.
@@ -68,9 +70,11 @@ def corrupt(
         np.uint8(153)
     """
     check_asked([name], [severity])
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
+    is_image = image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3
+    if not is_image or min(image.shape[:2]) < LEAST_SIDE:
         raise UserError(
-            f"an image must be bytes of shape (H, W, 3), got {image.dtype} of {image.shape}"
+            f"an image must be bytes of shape (H, W, 3), of {LEAST_SIDE} × {LEAST_SIDE} pixels or "
+            f"more, got {image.dtype} of {image.shape}"
         )
     digest = hashlib.blake2b(repr((seed, name, severity, key)).encode(), digest_size=16).digest()
     draws = np.random.default_rng(int.from_bytes(digest, "big"))

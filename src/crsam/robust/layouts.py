@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from crsam.data.listing import is_image, tell_left_out
 from crsam.errors import UserError
 from crsam.robust.constants import NAMES, SEVERITIES
-
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".gif")
+from crsam.robust.settings import expected
 
 Cell = tuple[str, int]
 """A corruption and its severity."""
@@ -31,16 +31,22 @@ def files_by_class(folder: Path) -> Files:
         raise UserError(f"there is no folder {folder}")
     found = _files(folder)
     if not found:
-        raise UserError(f"{folder} holds no images: they are looked for in {folder}/CLASS")
+        raise UserError(
+            f"{folder} holds no images: they are looked for in {folder}/CLASS, not in archives"
+        )
     return found
 
 
 def _files(folder: Path) -> Files:
-    classes = [entry for entry in _visible(folder) if entry.is_dir()]
-    found = {
-        each.name: [file.path for file in _visible(each) if _is_image(file)] for each in classes
-    }
-    return {name: files for name, files in found.items() if files}
+    found, others = {}, []
+    for each in [entry for entry in _visible(folder) if entry.is_dir()]:
+        inside = [entry for entry in _visible(each) if not entry.is_dir()]
+        found[each.name] = [entry.path for entry in inside if _is_image(entry)]
+        others += [f"{each.name}/{entry.name}" for entry in inside if not _is_image(entry)]
+    found = {name: files for name, files in found.items() if files}
+    if found:
+        tell_left_out(folder, others)
+    return found
 
 
 def _visible(folder: Path | os.DirEntry[str]) -> list[os.DirEntry[str]]:
@@ -50,7 +56,7 @@ def _visible(folder: Path | os.DirEntry[str]) -> list[os.DirEntry[str]]:
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
-    return entry.name.lower().endswith(SUFFIXES) and entry.is_file()
+    return is_image(entry.name) and entry.is_file()
 
 
 @dataclass(frozen=True)
@@ -99,11 +105,16 @@ def find_corrupted(root: Path) -> CorruptedFolder:
             f"{root} holds no corrupted images: they are looked for in "
             f"{root}/CORRUPTION/SEVERITY/CLASS, such as {root}/{NAMES[0]}/1/CLASS"
         )
-    most = max(counts.values())
+    most = max(*counts.values(), expected(root))
     for (name, severity), count in counts.items():
         if count < most:
             del cells[name, severity]
             missing.append(f"{name}/{severity} ({count:,} of {most:,} images)")
+    if not cells:
+        raise UserError(
+            f"{root} was broken off at {max(counts.values()):,} of {most:,} images: corrupt goes "
+            "on with it, given the same options"
+        )
     return CorruptedFolder(root, cells, tuple(missing), most)
 
 

@@ -12,17 +12,12 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from crsam.data.decoder import View, in_colour, middle_of
 from crsam.errors import UserError
 
 Prepare = Callable[[Image.Image, int], Image.Image]
 Labelled = tuple[Tensor, Tensor]
 """Bytes of shape (n, 3, H, W), and labels."""
-
-
-def in_rgb(picture: Image.Image) -> Image.Image:
-    """By way of RGBA where there is need, or Pillow warns of palettes with transparent colours."""
-    seen = picture.convert("RGBA") if "transparency" in picture.info else picture
-    return seen.convert("RGB")
 
 
 def whole(picture: Image.Image, side: int) -> Image.Image:
@@ -32,14 +27,13 @@ def whole(picture: Image.Image, side: int) -> Image.Image:
     return ImageOps.fit(picture, (side, side), Image.Resampling.BILINEAR)
 
 
-def middle(picture: Image.Image, side: int) -> Image.Image:
-    """The square in the middle, after the shorter side is scaled to 8/7 of it: 224 of 256."""
-    width, height = picture.size
-    scale = round(side * 8 / 7) / min(width, height)
-    size = (round(width * scale), round(height * scale))
-    left, top = round((size[0] - side) / 2), round((size[1] - side) / 2)
-    scaled = picture.resize(size, Image.Resampling.BILINEAR)
-    return scaled.crop((left, top, left + side, top + side))
+def framed(share: float | None) -> Prepare:
+    """As a set of folders shows its test images: see `middle` of `read_folder`."""
+
+    def prepare(picture: Image.Image, side: int) -> Image.Image:
+        return middle_of(picture, View(side, side, middle=share), picture.size)
+
+    return prepare
 
 
 def of_files(
@@ -62,7 +56,7 @@ def of_files(
     def decode(path: str) -> npt.NDArray[np.uint8]:
         try:
             with Image.open(path) as file:
-                return np.asarray(prepare(in_rgb(file), side))
+                return np.asarray(prepare(in_colour(file), side))
         except Exception as error:  # of a damaged file, a decoder may raise anything
             reason = " ".join(str(error).split())
             raise UserError(f"{path} cannot be read as an image: {reason}") from None

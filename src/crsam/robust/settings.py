@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -40,6 +41,11 @@ class Settings:
         if self.crop is not None and self.crop < 1:
             raise UserError(f"crop must be at least 1, got {self.crop}")
 
+    def check_frost(self, names: Sequence[str]) -> None:
+        """Raises UserError if frost is asked for and there are no photographs of it."""
+        if "frost" in names:
+            _panes(self.frost)
+
     def corrupted(self, image: Bytes, name: str, severity: int, key: str) -> Bytes:
         """See `crsam.robust.corrupt`."""
         return corrupt(
@@ -65,13 +71,21 @@ class Copied:
     """Files that are no images, which were left out."""
 
 
-def begin(dest: Path, settings: Settings) -> None:
-    """Makes the folder one of these settings', or goes on with one that is.
+def begin(dest: Path, settings: Settings, source: Path | None = None, images: int = 0) -> None:
+    """Makes the folder a copy with these settings, or goes on with one that is.
+
+    Args:
+        dest: The folder.
+        settings: Of the copy.
+        source: Of what it is a copy; None: its labels tell.
+        images: How many it will have of each corruption and severity, where these are files.
 
     Raises:
         UserError: If it holds a copy of other settings, or something else.
     """
     file, mine = dest / SETTINGS_FILE, asdict(settings)
+    if source is not None:
+        mine["source"] = str(source.resolve())
     if file.is_file():
         there = json.loads(file.read_text())
         other = [
@@ -83,11 +97,35 @@ def begin(dest: Path, settings: Settings) -> None:
             raise UserError(
                 f"{dest} holds a copy of other settings ({'; '.join(other)}): give another folder"
             )
+        expect(dest, images)
         return
     if dest.is_dir() and any(dest.iterdir()):
         raise UserError(f"{dest} is not empty, and was not made by crsam corrupt")
     dest.mkdir(parents=True, exist_ok=True)
-    write(file, (json.dumps(mine, indent=1) + "\n").encode())
+    write(file, (json.dumps({**mine, "images": images}, indent=1) + "\n").encode())
+
+
+def expect(dest: Path, images: int) -> None:
+    """Writes down how many images the copy has of each corruption and severity, once it is whole.
+
+    With less than these, it has been broken off.
+    """
+    file = dest / SETTINGS_FILE
+    known = json.loads(file.read_text())
+    if known.get("images") != images:
+        write(file, (json.dumps({**known, "images": images}, indent=1) + "\n").encode())
+
+
+def expected(folder: Path) -> int:
+    """That number; 0 for sets that are not our copies."""
+    file = folder / SETTINGS_FILE
+    return json.loads(file.read_text()).get("images", 0) if file.is_file() else 0
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether this is a copy, made by us, of images of which nothing was cut off."""
+    file = folder / SETTINGS_FILE
+    return file.is_file() and json.loads(file.read_text()).get("crop") is None
 
 
 @functools.lru_cache(maxsize=1)

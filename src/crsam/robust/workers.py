@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 A = TypeVar("A")
@@ -36,7 +37,9 @@ def worked(work: Callable[[A], B], tasks: Sequence[A], workers: int) -> Iterator
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(workers, len(tasks)), context, initializer=_start)
     try:
-        yield from pool.map(work, tasks)
+        with _unheard():  # until each process has said what it does with signals
+            found = pool.map(work, tasks)
+        yield from found
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -51,7 +54,7 @@ def number_of(asked: int | None, num_images: int) -> int:
 def keep_freed_memory() -> None:
     """Tells the C library not to hand back what is freed: it is needed for the next image.
 
-    Otherwise arrays of more than 128 KiB are asked of the system each time, and cleared by it: 1.3
+    Otherwise arrays of more than 128 KiB are asked of the system each time, and cleared by it: 1.2
     to 2.2 times slower for images of 224 pixels. Other C libraries than glibc are left alone.
     """
     m_trim_threshold, m_mmap_threshold = -1, -3
@@ -61,9 +64,24 @@ def keep_freed_memory() -> None:
         mallopt(m_trim_threshold, 1 << 28)
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Within, signals that end a process wait, also for processes that are started."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _start() -> None:
-    """Ctrl-C is the parent's to deal with; without a parent there is nothing to do."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Signals are the parent's to deal with; without a parent there is nothing to do."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     keep_freed_memory()
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -41,7 +41,8 @@ def show_plan(progress: Progress) -> None:
     console().print(grid)
     known = sum(seconds for seconds in total if seconds is not None)
     more = " and what is not known yet" if None in total else ""
-    print(f"\n{len(progress.jobs)} runs, {_duration(known)}{more} to go.")
+    print(f"\n{len(progress.jobs)} runs, {_duration(known)}{more} to go (minutes:seconds), by what "
+          "finished runs took or, before there are any, the study's file says.")  # fmt: skip
 
 
 def show_verdict(progress: Progress) -> None:

@@ -22,8 +22,9 @@ from crsam.experiment.robustness.section import (
 )
 from crsam.progress import bar
 from crsam.robust.layouts import Cell, Files, files_by_class, find_arrays, find_corrupted
-from crsam.robust.reading import middle, of_array, of_files, whole
+from crsam.robust.reading import framed, of_array, of_files, whole
 from crsam.robust.score import Corrupted
+from crsam.robust.settings import is_whole
 from crsam.train.distributed import World
 
 NUM_IMAGENET = 1000
@@ -84,26 +85,31 @@ def evaluate_robustness(
 
 
 def on_corrupted(judged: Judged, root: Path, relative_to: Path | None = None) -> list[Section]:
-    """A set in the layout of ImageNet-C; each image is scaled to the runs' size, not cut again."""
+    """A set in the layout of ImageNet-C, whose images are scaled to the runs' size, not cut again.
+
+    But a copy of whole photographs, as `crsam corrupt` makes it, is framed as the runs' own test
+    images are.
+    """
     side, there = _side(judged), find_corrupted(root)
+    prepare = framed(judged.middle) if is_whole(root) else whole
     number = _matched({name for files in there.cells.values() for name in files}, judged, root)
 
     def batches(files: Files) -> Batches:
         paths, labels = _labelled(files, number)
-        return lambda size, rank, ranks: of_files(paths, labels, side, whole, size, rank, ranks)
+        return lambda size, rank, ranks: of_files(paths, labels, side, prepare, size, rank, ranks)
 
     is_imagenet = len(number) == len(judged.classes) == NUM_IMAGENET
-    reference = ALEXNET if is_imagenet else None
-    if relative_to is not None:
-        reference = reference_run(relative_to, "imagenet_c")
     cells = {cell: batches(files) for cell, files in there.cells.items()}
-    scores = _scores(judged, cells, there.num_images, "ImageNet-C")
     about = {
         "root": str(root),
         "num_images": len(_labelled(next(iter(there.cells.values())), number)[0]),
         "num_classes": len(number),
         "num_classes_of_run": len(judged.classes),
     }
+    reference = ALEXNET if is_imagenet else None
+    if relative_to is not None:
+        reference = reference_run(relative_to, "imagenet_c", about)
+    scores = _scores(judged, cells, there.num_images, "ImageNet-C")
     return [about | section_of(score, there.missing, reference) for score in scores]
 
 
@@ -123,19 +129,19 @@ def on_arrays(judged: Judged, root: Path, relative_to: Path | None = None) -> li
         return lambda size, rank, ranks: of_array(images, there.labels, size, rank, ranks)
 
     cells = {cell: batches(cell) for cell in there.cells}
-    reference = None if relative_to is None else reference_run(relative_to, "cifar_c")
-    scores = _scores(judged, cells, len(there.labels), "CIFAR-C")
     about = {"root": str(root), "num_images": len(there.labels), "num_classes": num_classes}
+    reference = None if relative_to is None else reference_run(relative_to, "cifar_c", about)
+    scores = _scores(judged, cells, len(there.labels), "CIFAR-C")
     return [about | section_of(score, there.missing, reference) for score in scores]
 
 
 def on_renditions(judged: Judged, root: Path) -> list[Section]:
     """A set in the layout of ImageNet-R: a folder a class, of some of the runs' classes.
 
-    As its authors do, only the outputs of the classes that the set has take part: a model of 1000
-    classes chooses among the 200.
+    Images are framed as the runs' own test images are. As its authors do, only the outputs of the
+    classes that the set has take part: a model of 1000 classes chooses among the 200.
     """
-    side, files = _side(judged), files_by_class(root)
+    side, files, prepare = _side(judged), files_by_class(root), framed(judged.middle)
     number = _matched(set(files), judged, root)
     paths, labels = _labelled(files, number)
     mask = torch.full((len(judged.classes),), float("-inf"), device=judged.world.device)
@@ -143,7 +149,7 @@ def on_renditions(judged: Judged, root: Path) -> list[Section]:
     with bar("ImageNet-R", len(paths), shown=None if judged.world.is_main else False) as advance:
         right = accuracies(
             judged,
-            lambda size, rank, ranks: of_files(paths, labels, side, middle, size, rank, ranks),
+            lambda size, rank, ranks: of_files(paths, labels, side, prepare, size, rank, ranks),
             advance,
             mask,
         )

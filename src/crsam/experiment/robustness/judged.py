@@ -10,8 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from crsam.data.folder import MIDDLE
 from crsam.errors import UserError
-from crsam.experiment.build import autocast_of
+from crsam.experiment.build import autocast_of, windows_of
+from crsam.experiment.recipe import Recipe
 from crsam.experiment.restore import Restored, restored
 from crsam.progress import Advance
 from crsam.robust.reading import Labelled
@@ -37,8 +39,18 @@ class Judged:
         return self.runs[0].splits.classes
 
     @property
+    def middle(self) -> float | None:
+        """Which share of an image's shorter side the runs' own test images show; None: all."""
+        return middle_of_run(self.runs[0].recipe)
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         return self.runs[0].splits.train.shape
+
+
+def middle_of_run(recipe: Recipe) -> float | None:
+    share = recipe.data.middle
+    return MIDDLE if share is None and windows_of(recipe) is not None else share
 
 
 def judge(folders: Sequence[str | Path], world: World, root: str | None = None) -> Judged:
@@ -55,10 +67,11 @@ def judge(folders: Sequence[str | Path], world: World, root: str | None = None) 
     runs = [restored(folder, world, root, with_images=False) for folder in folders]
     judged = Judged([Path(folder) for folder in folders], runs, world)
     for folder, run in zip(judged.folders, runs):
-        if (run.splits.classes, run.splits.train.shape) != (judged.classes, judged.shape):
+        mine = (run.splits.classes, run.splits.train.shape, middle_of_run(run.recipe))
+        if mine != (judged.classes, judged.shape, judged.middle):
             raise UserError(
-                f"{folder} and {judged.folders[0]} differ in their classes or the size of their "
-                "images: evaluate them one at a time"
+                f"{folder} and {judged.folders[0]} differ in their classes, or in the size or the "
+                "framing of their images: evaluate them one at a time"
             )
     return judged
 

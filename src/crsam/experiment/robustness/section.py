@@ -40,8 +40,13 @@ def read_sections(folder: Path) -> dict[str, Section]:
     return found if isinstance(found, dict) else {}
 
 
-def reference_run(folder: Path, name: str) -> Reference:
+def reference_run(folder: Path, name: str, about: Mapping[str, Any]) -> Reference:
     """Another run's errors on a set.
+
+    Args:
+        folder: Of the run.
+        name: Of the set.
+        about: How many images and classes it has here.
 
     Raises:
         UserError: If it was not evaluated on that.
@@ -52,6 +57,12 @@ def reference_run(folder: Path, name: str) -> Reference:
         raise UserError(
             f"{folder} was not evaluated on this set: crsam evaluate {folder} --{option} DIR"
         )
+    for key in ("num_images", "num_classes"):
+        if section[key] != about[key]:
+            raise UserError(
+                f"{folder} was evaluated on another set: {key} is {section[key]} there, "
+                f"{about[key]} here"
+            )
     accuracy = {
         (corruption, severity): value
         for corruption, values in section["accuracy"].items()

@@ -105,7 +105,7 @@ class Curvature(Objective):
             # They weigh gradients of the whole batch, so they must be those of the whole batch.
             d_1, d_2, loss = step.ranks.mean(d_1, d_2, loss)
         step.report["loss_minus"] = down.loss
-        step.report["curvature"] = d_2 / length.square()
+        step.report["curvature"] = d_2 * tn.safe_reciprocal(length.square())
 
         alpha, beta = step.hyper("alpha"), step.hyper("beta")
         if self.direction == "random":
