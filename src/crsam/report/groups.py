@@ -70,6 +70,11 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
         )
     )
     labels = [_label(group, alike) for group in alike]
+    # Where these do not tell groups apart, the folders do.
+    labels = [
+        f"{label}, {group.runs[0].name}" if labels.count(label) > 1 else label
+        for label, group in zip(labels, alike)
+    ]
     return [Group(_unique(k, labels), group.runs, group.recipe) for k, group in enumerate(alike)]
 
 
