@@ -46,10 +46,10 @@ def test_labels_are_told_apart_even_where_more_differs_than_they_have_room_for(
 
 
 def test_labels_that_are_the_same_have_the_names_of_folders(tmp_path: Path) -> None:
-    same = ["data.label_noise=0.1", "loss.mixup=0.2", "model.width=8"]
+    same = ["data.label_noise=0.1", "loss.mixup=0.2", "optimizer.lr=0.3"]
     make_run(tmp_path / "first", "sam", 0)
-    for name, lr in (("one", 0.3), ("two", 0.4)):
-        make_run(tmp_path / name, "sam", 0, *same, f"optimizer.lr={lr}")
+    for name, width in (("one", 8), ("two", 16)):
+        make_run(tmp_path / name, "sam", 0, *same, f"model.width={width}")
     labels = [group.label for group in grouped(read_runs([tmp_path]))]
     assert [label.rpartition(", ")[2] for label in labels[1:]] == ["one", "two"]
 
