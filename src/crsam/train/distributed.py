@@ -93,11 +93,11 @@ def join(device: str = "auto") -> Iterator[World]:
     try:
         yield World(place, dist.get_rank(), size)
     except BaseException as error:
-        # A model in these frames that outlives the process group may wait for it, or abort.
         traceback.clear_frames(error.__traceback__)
-        gc.collect()
         raise
     finally:
+        # A model that outlives the process group may wait for it, or abort. Some are in cycles.
+        gc.collect()
         dist.destroy_process_group()
 
 
