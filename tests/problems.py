@@ -57,3 +57,15 @@ def closure_of(
 def samples_of(model: nn.Module, x: Tensor, y: Tensor) -> crsam.PerSample:
     """The same for methods that look at single samples."""
     return crsam.PerSample(lambda part: cross_entropy(model(x[part]), y[part]), len(x))
+
+
+class Twice(nn.Module):
+    """Modules under two names, as some of timm's models have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+        self.head, self.norm = self.net[3], self.net[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)

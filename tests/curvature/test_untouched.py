@@ -207,22 +207,10 @@ def test_weights_that_a_forward_pass_scales_down_are_put_back() -> None:
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
-class Twice(nn.Module):
-    """Modules under two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
-        self.head, self.norm = self.net[3], self.net[1]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-
 @every_function
 def test_modules_that_are_there_twice_keep_their_weights(name: str) -> None:
     torch.manual_seed(0)
-    model = Twice().double()
+    model = problems.Twice().double()
     own = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
     values = {key: tensor.clone() for key, tensor in own.items()}
     some = [(torch.randn(5, 6, dtype=torch.float64), torch.randint(3, (5,)))]

@@ -168,18 +168,6 @@ def test_equal_models_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(compiled) == 1
 
 
-class Twice(nn.Module):
-    """Modules under two names, as some of timm's models have them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
-        self.head, self.norm = self.net[3], self.net[1]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-
 class Shares(nn.Module):
     """Two parameters whose gradients autograd hands out as one tensor."""
 
@@ -191,7 +179,7 @@ class Shares(nn.Module):
         return (x @ (self.a + self.b)).tanh()
 
 
-@pytest.mark.parametrize("kind", [Twice, Shares])
+@pytest.mark.parametrize("kind", [problems.Twice, Shares])
 @pytest.mark.parametrize("method", ["sam", "crsam", "gsam", "wsam"])
 def test_modules_and_gradients_that_are_there_twice(kind: type[nn.Module], method: str) -> None:
     torch.manual_seed(0)

@@ -172,8 +172,9 @@ def _apart(grads: Sequence[Tensor | None]) -> list[Tensor | None]:
     for grad in grads:
         if grad is not None and grad.layout == torch.strided and grad.numel():
             memory = grad.untyped_storage().data_ptr()
-            if memory in seen or grad.stride() != torch.empty_like(grad).stride():
-                grad = grad.clone()
+            is_spread = any(s == 0 and n > 1 for s, n in zip(grad.stride(), grad.shape))
+            if memory in seen or is_spread:
+                grad = grad.clone(memory_format=torch.contiguous_format)
             seen.add(memory)
         found.append(grad)
     return found
