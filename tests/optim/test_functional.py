@@ -220,3 +220,21 @@ def test_what_is_compiled_for_one_mode_is_not_used_in_another(
         for a, b in zip(states[0].values(), states[1].values(), strict=True):
             torch.testing.assert_close(a, b)
         assert states[1]["1.num_batches_tracked"] == (0 if frozen else 3)
+
+
+def test_every_pass_sees_buffers_as_they_are_now() -> None:
+    """Here batch norm is frozen, and its statistics are set anew between steps."""
+    models = [nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)).double() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    opts = [crsam.CRSAM(SGD(m.parameters(), lr=0.1), model=m, warmup=0) for m in models]
+    functional = Functional(models[1], loss_fn)
+    for t in range(3):
+        x, y = torch.randn(8, 4, dtype=torch.float64), torch.randint(5, (8,))
+        for model in models:
+            model[1].eval()
+            model[1].running_mean.fill_(t)
+        opts[0].step(problems.closure_of(models[0], opts[0], x, y))
+        functional.batch = (x, y)
+        opts[1].step(functional)
+    for a, b in zip(*(m.state_dict().values() for m in models)):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)

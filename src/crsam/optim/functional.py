@@ -19,9 +19,10 @@ from torch.nn.modules.conv import _ConvNd
 
 from crsam import _tensors as tn
 from crsam._stateless import everywhere
-from crsam._tensors import Scale, Tensors
+from crsam._tensors import Tensors
 from crsam.errors import UserError
 from crsam.optim.closure import Selection
+from crsam.optim.moved import cast, moved, moved_both
 from crsam.optim.parallel import Parallel
 from crsam.optim.probe import Evaluation, Offset, as_scalar
 from crsam.optim.ranks import Ranks
@@ -245,8 +246,8 @@ class FunctionalProbe:
     def __call__(self, offset: Offset | None = None, *, last: bool = False) -> Evaluation:
         weights: Tensors = list(self.params)
         if offset is None:
-            return self._at(_cast(weights, self._dtypes))
-        weights = _moved(weights, offset.direction, offset.scale, self._dtypes)
+            return self._at(cast(weights, self._dtypes))
+        weights = moved(weights, offset.direction, offset.scale, self._dtypes)
         if last:
             offset.direction.clear()
         return self._at(weights)
@@ -255,7 +256,7 @@ class FunctionalProbe:
         """At ``w + e`` and at ``w − e``; on two streams, where that was asked for."""
         self.closure.pairs = True
         weights: Tensors = list(self.params)
-        ways = _moved_both(weights, offset.direction, offset.scale, (-offset).scale, self._dtypes)
+        ways = moved_both(weights, offset.direction, offset.scale, (-offset).scale, self._dtypes)
         if not (self.closure.parallel and self.params[0].is_cuda):
             return self._at(ways[0]), self._at(ways[1])
         main = torch.cuda.current_stream()
@@ -281,7 +282,7 @@ class FunctionalProbe:
             self._first, self.closure.extra = False, extra
             self.closure.count()
         # No wrapper sees these gradients, and so none has averaged them.
-        dense = self.ranks.mean_(_cast(self._dense(grads), self._own_dtypes))
+        dense = self.ranks.mean_(cast(self._dense(grads), self._own_dtypes))
         return Evaluation(as_scalar(loss), dense)
 
     def _dense(self, grads: list[Tensor | None]) -> Tensors:
@@ -298,47 +299,6 @@ class FunctionalProbe:
 
     def on(self, part: Selection) -> FunctionalProbe:
         raise TypeError("a Functional cannot tell samples apart: use crsam.PerSample")
-
-
-Dtypes = tuple[torch.dtype, ...]
-
-
-def _cast(tensors: Tensors, dtypes: Dtypes) -> Tensors:
-    """The tensors, each of them itself where there is nothing to cast."""
-    others = [i for i, dtype in enumerate(dtypes) if tensors[i].dtype != dtype]
-    if not others:
-        return tensors
-    cast = dict(zip(others, _as([tensors[i] for i in others], tuple(dtypes[i] for i in others))))
-    return [cast.get(i, tensor) for i, tensor in enumerate(tensors)]
-
-
-@tn.fused
-def _as(tensors: Tensors, dtypes: Dtypes) -> Tensors:
-    if torch.compiler.is_compiling():
-        # Changes nothing, but of an operation on the whole list the compiler makes one kernel.
-        tensors = tn.scale_(tensors, 1.0)
-    return _narrowed(tensors, dtypes)
-
-
-def _narrowed(tensors: Tensors, dtypes: Dtypes) -> Tensors:
-    return [t.to(dtype) for t, dtype in zip(tensors, dtypes)]
-
-
-@tn.fused
-def _moved(weights: Tensors, direction: Tensors, scale: Scale, dtypes: Dtypes) -> Tensors:
-    """``w + scale·direction``; nothing is used up."""
-    moved = tn.add_(tn.scale_(tn.copied(direction), scale), weights)
-    return _narrowed(moved, dtypes)
-
-
-@tn.fused
-def _moved_both(
-    weights: Tensors, direction: Tensors, scale: Scale, minus_scale: Scale, dtypes: Dtypes
-) -> tuple[Tensors, Tensors]:
-    """``w + scale·direction`` and ``w − scale·direction``; nothing is used up."""
-    up = tn.add_(tn.scale_(tn.copied(direction), scale), weights)
-    down = tn.add_(tn.scale_(tn.copied(direction), minus_scale), weights)
-    return _narrowed(up, dtypes), _narrowed(down, dtypes)
 
 
 PRIORITIES = (-1, 0)
