@@ -24,7 +24,6 @@ from crsam.data.batches import Batch, Batches, Feed
 from crsam.data.images import Held
 from crsam.experiment.environment import environment
 from crsam.models import make_model
-from crsam.optim import functional
 from crsam.train.captured import CapturedStep
 from crsam.train.tally import Tally
 
@@ -98,7 +97,6 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3, help="to take the median of; 0: none")
     parser.add_argument("--only", nargs="*", default=list(CONTESTANTS))
     parser.add_argument("--no-compile", action="store_true")
-    parser.add_argument("--priorities", nargs=2, type=int, help="of the two streams")
     parser.add_argument("--all-algorithms", action="store_true", help="let cuDNN try all it has")
     parser.add_argument("--profile", action="store_true", help="only: kernels of the first one")
     parser.add_argument("--inductor", nargs="*", default=[], help="options such as key=true")
@@ -114,8 +112,6 @@ def main() -> None:
         setattr(target, parts[-1], json.loads(value))
     if args.all_algorithms:
         torch.backends.cudnn.benchmark_limit = 0
-    if args.priorities:
-        functional.PRIORITIES = tuple(args.priorities)
     steps, peaks, epochs = {}, {}, {}
     batch = a_batch(args.batch)
     for name in args.only:

@@ -15,6 +15,7 @@ from crsam import _tensors as tn
 from crsam._tensors import Tensors
 from crsam.optim.functional import Functional, FunctionalProbe
 from crsam.optim.sharpness import SharpnessAware
+from crsam.optim.step import Step
 
 T = TypeVar("T")
 NUM_EAGER = 3
@@ -34,7 +35,7 @@ def why_not(optimizer: Optimizer) -> str | None:
         base = optimizer.base
         for part in (optimizer.ascent, optimizer.objective, optimizer.schedule):
             if not part.stays_on_device:
-                return f"{type(part).__name__} reads numbers off the device or seeds a generator"
+                return f"{type(part).__name__} reads or draws numbers on the host"
     if any(p.device.type != "cuda" for group in base.param_groups for p in group["params"]):
         return "the parameters are not on a CUDA device"
     if not isinstance(base, SGD) and "capturable" not in base.defaults:
@@ -85,6 +86,7 @@ class Captured:
         closure.draws = True  # until the first step has shown that it does not
         closure.parallel = parallel is True
         self._knobs = _Knobs(optimizer)
+        self._dice = _Dice()
 
     @property
     def is_ready(self) -> bool:
@@ -100,7 +102,10 @@ class Captured:
         """
         if self._reason is not None:
             raise CannotCapture(self._reason)
-        plan = self._plan()
+        plan: Hashable = None
+        if isinstance(self.optimizer, SharpnessAware):
+            step = self.optimizer._new_step()
+            plan = self.optimizer.schedule.pays(step), self.optimizer.objective.plan(step)
         taken = self._num_taken.get(plan, 0)
         self._num_taken[plan] = taken + 1
         self._knobs.fill()
@@ -109,10 +114,11 @@ class Captured:
         if plan not in self._graphs:
             self._graphs[plan] = self._undone(self._fastest)
         captured = self._graphs[plan]
+        if isinstance(self.optimizer, SharpnessAware):
+            self._dice.seed(step)
+            self.optimizer._count(captured.report)
         captured.graph.replay()
         self.closure.extra = captured.extra
-        if isinstance(self.optimizer, SharpnessAware):
-            self.optimizer._count(captured.report)
         return captured.loss
 
     def _undone(self, work: Callable[[], T]) -> T:
@@ -126,12 +132,6 @@ class Captured:
             error = _first(error)
             first_line = next(iter(str(error).strip().splitlines()), "")
             raise CannotCapture(f"{type(error).__name__}: {first_line}") from error
-
-    def _plan(self) -> Hashable:
-        if not isinstance(self.optimizer, SharpnessAware):
-            return None
-        step = self.optimizer._new_step()
-        return self.optimizer.schedule.pays(step), self.optimizer.objective.plan(step)
 
     def _eagerly(self) -> Tensor:
         """On a side stream, where lazily made things are made as a capture needs them."""
@@ -159,7 +159,11 @@ class Captured:
         with tn.fusing():
             if not isinstance(self.optimizer, SharpnessAware):
                 return plain_step(self.optimizer, self.closure), {}
-            step, loss = self.optimizer._take(self.closure)
+            try:
+                self.optimizer._generators = self._dice
+                step, loss = self.optimizer._take(self.closure)
+            finally:
+                self.optimizer._generators = None
         for name, tensors in step.kept.items():
             memory = [self.optimizer._memory.setdefault(p, {}) for p in step.params]
             for entry, tensor in zip(memory, tensors, strict=True):
@@ -170,6 +174,8 @@ class Captured:
 
     def _capture(self) -> Graph:
         graph = torch.cuda.CUDAGraph()
+        for generator in self._dice.generators.values():
+            graph.register_generator_state(generator)
         with _as_if_never_begun(), self._knobs.turned(), torch.cuda.graph(graph):
             loss, report = self._take()
         return Graph(graph, loss, self.closure.extra, report)
@@ -243,6 +249,25 @@ def plain_step(optimizer: Optimizer, closure: Functional) -> Tensor:
         p.grad = grad if i in probe.seen else None
     optimizer.step()
     return evaluation.loss
+
+
+class _Dice:
+    """Generators that stay: a graph draws from them, as they are seeded when it starts."""
+
+    def __init__(self) -> None:
+        self.generators: dict[int, torch.Generator] = {}
+
+    def __call__(self, device: torch.device | str, stream: int, seed: int) -> torch.Generator:
+        if stream not in self.generators:
+            self.generators[stream] = torch.Generator(device)
+        if not torch.cuda.is_current_stream_capturing():
+            self.generators[stream].manual_seed(seed)
+        return self.generators[stream]
+
+    def seed(self, step: Step) -> None:
+        """As the step would."""
+        for stream, generator in self.generators.items():
+            generator.manual_seed(step.seed(stream))
 
 
 class _Knobs:

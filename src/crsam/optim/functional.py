@@ -256,7 +256,7 @@ class FunctionalProbe:
         """At ``w + e`` and at ``w − e``; on two streams, where that was asked for."""
         self.closure.pairs = True
         weights: Tensors = list(self.params)
-        ways = moved_both(weights, offset.direction, offset.scale, (-offset).scale, self._dtypes)
+        ways = moved_both(weights, offset.direction, offset.scale, self._dtypes)
         if not (self.closure.parallel and self.params[0].is_cuda):
             return self._at(ways[0]), self._at(ways[1])
         main = torch.cuda.current_stream()
@@ -265,12 +265,16 @@ class FunctionalProbe:
         for side, (stream, way) in enumerate(zip(streams, ways)):
             stream.wait_stream(main)
             with torch.cuda.stream(stream):
-                found.append(self._at(way, side))
+                evaluation = self._at(way, side)
+                if not side:  # while the other pass is still under way
+                    evaluation = evaluation._replace(norms=tn.norms(evaluation.grads))
+                found.append(evaluation)
         for stream in streams:
             main.wait_stream(stream)
         for evaluation in found:  # made on another stream, used on this one from here on
-            for tensor in (evaluation.loss, *evaluation.grads):
-                tensor.record_stream(main)
+            for tensor in (evaluation.loss, evaluation.norms, *evaluation.grads):
+                if tensor is not None:
+                    tensor.record_stream(main)
         return found[0], found[1]
 
     def _at(self, weights: Tensors, side: int = 0) -> Evaluation:
@@ -301,18 +305,15 @@ class FunctionalProbe:
         raise TypeError("a Functional cannot tell samples apart: use crsam.PerSample")
 
 
-PRIORITIES = (-1, 0)
 _streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
 
 
 def _side_streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
     """Two streams, the same ones in every step: the allocator keeps memory by stream."""
     if device not in _streams:
-        # Of unequal priority, so that they need not do the same at the same time. What that gains
-        # is within the noise so far (docs/performance.md).
-        _streams[device] = (_stream(device, PRIORITIES[0]), _stream(device, PRIORITIES[1]))
+        _streams[device] = (_stream(device), _stream(device))
     return _streams[device]
 
 
-def _stream(device: torch.device, priority: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

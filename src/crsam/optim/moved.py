@@ -39,9 +39,10 @@ def moved(weights: Tensors, direction: Tensors, scale: Scale, dtypes: Dtypes) ->
 
 @tn.fused
 def moved_both(
-    weights: Tensors, direction: Tensors, scale: Scale, minus_scale: Scale, dtypes: Dtypes
+    weights: Tensors, direction: Tensors, scale: Scale, dtypes: Dtypes
 ) -> tuple[Tensors, Tensors]:
     """``w + scale·direction`` and ``w − scale·direction``; nothing is used up."""
-    up = tn.add_(tn.scale_(tn.copied(direction), scale), weights)
-    down = tn.add_(tn.scale_(tn.copied(direction), minus_scale), weights)
+    offset = tn.scale_(tn.copied(direction), scale)
+    up = tn.add_(tn.copied(offset), weights)
+    down = tn.add_(tn.scale_(offset, -1.0), weights)
     return _narrowed(up, dtypes), _narrowed(down, dtypes)

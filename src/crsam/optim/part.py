@@ -27,8 +27,8 @@ class Part(ABC):  # noqa: B024
     needs_samples: ClassVar[bool] = False
     """Whether the closure must be a `PerSample`."""
     stays_on_device: ClassVar[bool] = True
-    """Whether it neither reads numbers off the device nor seeds a generator: a CUDA graph can then
-    hold it."""
+    """Whether it neither reads numbers off the device nor draws some on the host: a CUDA graph can
+    then hold it."""
 
     def __post_init__(self) -> None:
         for name in self.hyper:

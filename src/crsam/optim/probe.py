@@ -34,6 +34,8 @@ class Evaluation(NamedTuple):
     """One for each parameter, zero where there was none; the caller's to keep and to overwrite."""
     losses: Tensor | None = None
     """Of each sample, where the closure is a `PerSample`."""
+    norms: Tensor | None = None
+    """Of each gradient, where they are known already."""
 
 
 @dataclass(frozen=True)

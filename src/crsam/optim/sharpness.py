@@ -28,7 +28,7 @@ from crsam.optim.probe import Closure
 from crsam.optim.radius import FollowLearningRate, warmup_factor
 from crsam.optim.scaling import Unscaling, new_witness
 from crsam.optim.schedule import EveryStep, Schedule
-from crsam.optim.step import Step
+from crsam.optim.step import Generators, Step
 from crsam.optim.surrogate import Passes
 
 
@@ -112,7 +112,9 @@ class SharpnessAware(Optimizer):
         self.report = {}
         self._witness: SGD | None = None
         self._memory: dict[nn.Parameter, dict[str, Tensor]] = {}
-        self._values: Callable[[dict[str, Any], str], Tensor] | None = None  # see `Captured`
+        # What steps read and draw from instead, where they are captured: see `Captured`.
+        self._values: Callable[[dict[str, Any], str], Tensor] | None = None
+        self._generators: Generators | None = None
         self._keys = {
             name: PREFIX + name if name in base.defaults else name
             for part in self._parts
@@ -282,6 +284,7 @@ class SharpnessAware(Optimizer):
             if leader is not None
             else Parallel(self.model, params, self.scope, self.group),
             leader=leader,
+            generators=self._generators,
         )
 
     def _value(self, group: dict[str, Any], name: str) -> float | Tensor:

@@ -14,6 +14,12 @@ from crsam._tensors import Scale, Tensors
 from crsam.optim.checkpoint import Memory
 from crsam.optim.parallel import Parallel
 
+Generators = Callable[[torch.device | str, int, int], torch.Generator]
+
+
+def _new_generator(device: torch.device | str, stream: int, seed: int) -> torch.Generator:
+    return torch.Generator(device).manual_seed(seed)
+
 
 class Step:
     """The parts of a method see the optimizer through this.
@@ -29,6 +35,7 @@ class Step:
         parallel: How the model is spread over processes; None: it is not.
         leader: Where each micro-batch climbs on its own, the step of the first one, whose decisions
             hold for all.
+        generators: ``generators(device, stream, seed)`` makes those of the random draws.
     """
 
     def __init__(
@@ -42,6 +49,7 @@ class Step:
         seed: int,
         parallel: Parallel | None = None,
         leader: Step | None = None,
+        generators: Generators | None = None,
     ) -> None:
         self.params = params
         self.groups = groups
@@ -65,6 +73,7 @@ class Step:
         self._values = values
         self._memory = memory
         self._seed = seed * 1_000_003 + count
+        self._generators = generators or _new_generator
 
     def hyper(self, name: str, of: Callable[[Any], Any] = lambda value: value) -> Scale:
         """A hyper-parameter (or a function `of` it): one number, or one for each parameter."""
@@ -101,9 +110,12 @@ class Step:
         Ascents draw from stream 0, objectives from 1 and schedules from 2, so that no two parts of
         a step see the same numbers.
         """
+        return self._generators(device, stream, self.seed(stream))
+
+    def seed(self, stream: int) -> int:
+        """Of a generator of this step."""
         # The CPU's generator looks at the low 32 bits only: the stream must show there.
-        seed = self._seed + stream * 2_654_435_769
-        return torch.Generator(device).manual_seed(seed % 2**63)
+        return (self._seed + stream * 2_654_435_769) % 2**63
 
     def draw(self, kind: Callable[..., Tensor], stream: int = 0) -> Tensors:
         """``torch.rand`` or ``torch.randn`` in the shape of the parameters.

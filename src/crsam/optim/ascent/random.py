@@ -34,7 +34,6 @@ class Random(Ascent):
     sigma: float = 0.01
     lam: float = 1.0
     hyper: ClassVar[tuple[str, ...]] = ("rho", "sigma", "lam")
-    stays_on_device: ClassVar[bool] = False
 
     def __call__(self, step: Step, center: Evaluation, probe: Probe) -> Offset:
         start = tn.multiply_(step.draw(torch.randn), [_filter_norms(p) for p in step.params])

@@ -68,7 +68,6 @@ class Curvature(Objective):
         one_of("form", self.form, ("log", "linear"))
         one_of("direction", self.direction, ("gradient", "random"))
         at_least("every", self.every, 1)
-        object.__setattr__(self, "stays_on_device", self.direction == "gradient")
         object.__setattr__(self, "memory", ("regularizer",) if self.every > 1 else ())
         for name in ("trust", "floor"):
             if getattr(self, name) is not None:
@@ -100,28 +99,30 @@ class Curvature(Objective):
             v = step.draw(torch.randn, stream=1)
             up, down = probe.both(Offset(v, length * tn.safe_reciprocal(tn.norm(v))))
         loss = center.loss
-        d_1, d_2 = _differences(loss, up.loss, down.loss)
+        d_1, d_2 = _differences(loss, up.loss, down.loss).unbind()
         if self.form == "log" or self.direction == "random":
             # They weigh gradients of the whole batch, so they must be those of the whole batch.
             d_1, d_2, loss = step.ranks.mean(d_1, d_2, loss)
         step.report["loss_minus"] = down.loss
-        step.report["curvature"] = d_2 * tn.safe_reciprocal(length.square())
+        step.report["curvature"] = _per_square(d_2, length)
 
         alpha, beta = step.hyper("alpha"), step.hyper("beta")
         if self.direction == "random":
             sign = torch.where(d_1 < 0, -1.0, 1.0).to(d_1.dtype)
             beta, d_1 = times(beta, sign), d_1 * sign
+        minus_two: Tensor | float = -2.0
+        minus_one: Tensor | float = -1.0
         if self.form == "log":
             floor = 8 * torch.finfo(loss.dtype).eps if self.floor is None else self.floor
-            per_d_1, dropped_1, per_d_2, dropped_2 = _guarded(d_1, d_2, floor * loss.abs())
+            minus_two, minus_one, dropped_2, dropped_1 = _guarded(d_1, d_2, loss, floor).unbind()
             step.report |= {"dropped_curvature": dropped_2, "dropped_slope": dropped_1}
-            alpha, beta = times(alpha, per_d_2), times(beta, per_d_1)
         regularizer = _weighed(
-            center.grads, up.grads, down.grads, times(alpha, -2.0), times(beta, -1.0)
+            center.grads, up.grads, down.grads, times(alpha, minus_two), times(beta, minus_one)
         )
         scale: Tensor | float = 1.0
         if self.trust is not None:
-            ours, theirs = tn.norms([*regularizer, *plus.grads]).chunk(2)
+            theirs = tn.norms(plus.grads) if plus.norms is None else plus.norms
+            ours = tn.norms(regularizer)
             scale, step.report["regularizer"] = _bounded(ours, theirs, self.trust)
             step.report["trust_scale"] = scale
         if self.every > 1:
@@ -130,20 +131,24 @@ class Curvature(Objective):
         return _added(plus.grads, regularizer, scale)
 
 
+# Of numbers that are given back as one tensor, the compiler makes one kernel.
 @tn.fused
-def _differences(center: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+def _differences(center: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """``d_1`` and ``d_2``."""
-    return up - down, (up - center) + (down - center)
+    return torch.stack([up - down, (up - center) + (down - center)])
 
 
 @tn.fused
-def _guarded(d_1: Tensor, d_2: Tensor, floor: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """For each, ``1/d``, or 0 where it is not safely positive; and whether it is not."""
-    found = []
-    for d in (d_1, d_2):
-        safe = d > floor
-        found += [torch.where(safe, 1.0 / d, 0.0), (~safe).to(d.dtype)]
-    return found[0], found[1], found[2], found[3]
+def _per_square(difference: Tensor, length: Tensor) -> Tensor:
+    return difference * tn.safe_reciprocal(length.square())
+
+
+@tn.fused
+def _guarded(d_1: Tensor, d_2: Tensor, loss: Tensor, floor: float) -> Tensor:
+    """``−2/d_2`` and ``−1/d_1``, 0 where they are not safely positive; and whether they are not."""
+    least = floor * loss.abs()
+    weights = [torch.where(d > least, by / d, 0.0) for d, by in ((d_2, -2.0), (d_1, -1.0))]
+    return torch.stack([*weights, *((~(d > least)).to(d.dtype) for d in (d_2, d_1))])
 
 
 @tn.fused
