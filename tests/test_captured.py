@@ -33,7 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "friendlysam": {},
     "wsam": {"gamma": 0.4},
     "rsam": {},
-    "crsam, a random direction": {"rho": 0.3, "warmup": 0, "direction": "random"},
+    "crsam, a random direction": {"rho": 0.3, "direction": "random", "form": "linear"},
 }
 
 

@@ -46,6 +46,10 @@ def fusing() -> Iterator[None]:
         _fusing = before
 
 
+def is_fusing() -> bool:
+    return _fusing
+
+
 def fused(function: Callable[P, T]) -> Callable[P, T]:
     """Marks a pure function of lists of tensors that is worth a kernel of its own.
 
@@ -72,6 +76,11 @@ def clone(tensors: Sequence[Tensor]) -> Tensors:
 def copied(tensors: Tensors) -> Tensors:
     """A clone to work on in place; compiled, where nothing is in place, the tensors themselves."""
     return tensors if torch.compiler.is_compiling() else clone(tensors)
+
+
+def as_wide_as(others: Sequence[Tensor], tensors: Tensors) -> Tensors:
+    """`tensors`, each in the dtype of its counterpart."""
+    return [t.to(other.dtype) for t, other in zip(tensors, others, strict=True)]
 
 
 def copy_(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Tensors:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -65,6 +65,8 @@ class Captured:
             model must not draw random numbers, which every pass of a step would draw anew.
         parallel: Whether the two perturbed passes of CR-SAM run at the same time; ``"auto"``: if
             that is faster, which is measured once.
+        fuse: Compile the method's own algebra into few kernels. Of several hundred parameters that
+            takes minutes.
 
     Raises:
         CannotCapture: If the optimizer's step cannot be captured. What cannot be known before,
@@ -72,12 +74,17 @@ class Captured:
     """
 
     def __init__(
-        self, optimizer: Optimizer, closure: Functional, parallel: bool | Literal["auto"] = "auto"
+        self,
+        optimizer: Optimizer,
+        closure: Functional,
+        parallel: bool | Literal["auto"] = "auto",
+        fuse: bool = True,
     ) -> None:
         reason = why_not(optimizer)
         if reason is not None:
             raise CannotCapture(reason)
-        self.optimizer, self.closure, self.parallel = optimizer, closure, parallel
+        self.optimizer, self.closure = optimizer, closure
+        self.parallel, self.fuse = parallel, fuse
         self.milliseconds: dict[str, float] = {}
         """Of a step with the perturbed passes one after the other, and at the same time."""
         self._graphs: dict[Hashable, Graph] = {}
@@ -156,7 +163,7 @@ class Captured:
 
     def _take(self) -> tuple[Tensor, dict[str, Tensor]]:
         """All of a step that happens on the device."""
-        with tn.fusing():
+        with tn.fusing() if self.fuse else nullcontext():
             if not isinstance(self.optimizer, SharpnessAware):
                 return plain_step(self.optimizer, self.closure), {}
             try:

@@ -22,7 +22,7 @@ from crsam._stateless import everywhere
 from crsam._tensors import Tensors
 from crsam.errors import UserError
 from crsam.optim.closure import Selection
-from crsam.optim.moved import cast, moved, moved_both
+from crsam.optim.moved import cast, moved
 from crsam.optim.parallel import Parallel
 from crsam.optim.probe import Evaluation, Offset, as_scalar
 from crsam.optim.ranks import Ranks
@@ -244,28 +244,28 @@ class FunctionalProbe:
         self._own_dtypes = tuple(p.dtype for p in self.params)
 
     def __call__(self, offset: Offset | None = None, *, last: bool = False) -> Evaluation:
-        weights: Tensors = list(self.params)
         if offset is None:
-            return self._at(cast(weights, self._dtypes))
-        weights = moved(weights, offset.direction, offset.scale, self._dtypes)
+            return self._wide(self._at(cast(list(self.params), self._dtypes)))
+        weights = self._moved(offset)
         if last:
             offset.direction.clear()
-        return self._at(weights)
+        return self._wide(self._at(weights))
 
     def both(self, offset: Offset) -> tuple[Evaluation, Evaluation]:
-        """At ``w + e`` and at ``w − e``; on two streams, where that was asked for."""
+        """At ``w + e`` and at ``w − e``; on two streams, where that was asked for.
+
+        Where steps are fused, gradients stay in the dtypes that they were computed in.
+        """
         self.closure.pairs = True
-        weights: Tensors = list(self.params)
-        ways = moved_both(weights, offset.direction, offset.scale, self._dtypes)
         if not (self.closure.parallel and self.params[0].is_cuda):
-            return self._at(ways[0]), self._at(ways[1])
+            return self._one_of_both(offset), self._one_of_both(-offset)
         main = torch.cuda.current_stream()
         streams = _side_streams(self.params[0].device)
         found = []
-        for side, (stream, way) in enumerate(zip(streams, ways)):
+        for side, (stream, way) in enumerate(zip(streams, (offset, -offset))):
             stream.wait_stream(main)
             with torch.cuda.stream(stream):
-                evaluation = self._at(way, side)
+                evaluation = self._one_of_both(way, side)
                 if not side:  # while the other pass is still under way
                     evaluation = evaluation._replace(norms=tn.norms(evaluation.grads))
                 found.append(evaluation)
@@ -285,9 +285,19 @@ class FunctionalProbe:
         if self._first:
             self._first, self.closure.extra = False, extra
             self.closure.count()
+        return Evaluation(as_scalar(loss), self._dense(grads))
+
+    def _one_of_both(self, offset: Offset, side: int = 0) -> Evaluation:
+        evaluation = self._at(self._moved(offset), side)
+        return evaluation if tn.is_fusing() else self._wide(evaluation)
+
+    def _moved(self, offset: Offset) -> Tensors:
+        return moved(list(self.params), offset.direction, offset.scale, self._dtypes)
+
+    def _wide(self, evaluation: Evaluation) -> Evaluation:
+        """With gradients in the parameters' own dtypes, averaged over processes."""
         # No wrapper sees these gradients, and so none has averaged them.
-        dense = self.ranks.mean_(cast(self._dense(grads), self._own_dtypes))
-        return Evaluation(as_scalar(loss), dense)
+        return evaluation._replace(grads=self.ranks.mean_(cast(evaluation.grads, self._own_dtypes)))
 
     def _dense(self, grads: list[Tensor | None]) -> Tensors:
         self.seen |= {i for i, g in enumerate(grads) if g is not None}

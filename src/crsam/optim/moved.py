@@ -35,14 +35,3 @@ def _narrowed(tensors: Tensors, dtypes: Dtypes) -> Tensors:
 def moved(weights: Tensors, direction: Tensors, scale: Scale, dtypes: Dtypes) -> Tensors:
     """``w + scale·direction``; nothing is used up."""
     return _narrowed(tn.add_(tn.scale_(tn.copied(direction), scale), weights), dtypes)
-
-
-@tn.fused
-def moved_both(
-    weights: Tensors, direction: Tensors, scale: Scale, dtypes: Dtypes
-) -> tuple[Tensors, Tensors]:
-    """``w + scale·direction`` and ``w − scale·direction``; nothing is used up."""
-    offset = tn.scale_(tn.copied(direction), scale)
-    up = tn.add_(tn.copied(offset), weights)
-    down = tn.add_(tn.scale_(offset, -1.0), weights)
-    return _narrowed(up, dtypes), _narrowed(down, dtypes)

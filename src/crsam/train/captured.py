@@ -26,7 +26,7 @@ class CapturedStep:
         optimizer: One that can be captured.
         autocast: The dtype to compute in, of weights kept in their own; None: theirs.
         parallel: See `Captured`.
-        compile: Compile model and loss first.
+        compile: Compile model, loss and the method's algebra first.
         share: Compile once for all steps that are given the same value; see `Functional`.
         channels_last: The memory order in which the model is given its inputs.
         tell: Say how long it took to be ready, and which way was the faster.
@@ -52,7 +52,7 @@ class CapturedStep:
         self._functional = Functional(
             model, loss_function(autocast), autocast=autocast, compile=compile, share=share
         )
-        self._captured = Captured(optimizer, self._functional, parallel)
+        self._captured = Captured(optimizer, self._functional, parallel, fuse=compile)
         self._batch: Batch | None = None
         self._began = time.perf_counter()
 

@@ -167,6 +167,7 @@ def _weighed(g_0: Tensors, up: Tensors, down: Tensors, alpha: Scale, beta: Scale
     Each difference lies in the memory of the gradient it no longer needs, up to a factor that its
     weight makes good: no copies, and as few walks through memory as can be.
     """
+    up, down = tn.as_wide_as(g_0, up), tn.as_wide_as(g_0, down)
     half_second = tn.add_(tn.add_(g_0, up, -0.5), down, -0.5)  # −D_2/2
     first = tn.add_(down, up, -1.0)  # −D_1
     return tn.add_(tn.scale_(half_second, alpha), tn.scale_(first, beta))
@@ -175,6 +176,7 @@ def _weighed(g_0: Tensors, up: Tensors, down: Tensors, alpha: Scale, beta: Scale
 @tn.fused
 def _added(g_plus: Tensors, regularizer: Tensors, scale: Tensor | float) -> Tensors:
     """``g_+ + scale·regularizer``; both are used up."""
+    g_plus = tn.as_wide_as(regularizer, g_plus)
     if isinstance(scale, Tensor):
         regularizer = tn.scale_(regularizer, scale)
     return tn.add_(g_plus, regularizer)
