@@ -274,7 +274,7 @@ class Failing:
 
     is_ready = False
 
-    def __init__(self, optimizer: Any, functional: Functional, parallel: Any) -> None:
+    def __init__(self, optimizer: Any, functional: Functional, *_: Any, **__: Any) -> None:
         self.optimizer, self.functional, self.taken = optimizer, functional, 0
 
     def step(self) -> Tensor:
