@@ -118,11 +118,20 @@ def mix_(a: Tensors, b: Tensors, weight: Scale) -> Tensors:
 def norms(tensors: Sequence[Tensor]) -> Tensor:
     """The L2 norm of each tensor, as one vector."""
     wide = wide_dtype(tensors)
-    own = torch.stack(list(torch._foreach_norm(local(tensors), 2, dtype=wide)))
+    own = torch.stack(_own_norms(local(tensors), wide))
     if not any(map(_sharded.is_sharded, tensors)):
         return own
     # In float64, where the square of no float32 overflows or vanishes.
     return _sharded.sum_over_parts(own.double().square(), tensors).sqrt().to(wide)
+
+
+def _own_norms(tensors: Tensors, dtype: torch.dtype) -> Tensors:
+    found: dict[int, Tensor] = {}
+    for alike in {t.dtype: None for t in tensors}:  # of mixed dtypes torch would take one by one
+        places = [i for i, t in enumerate(tensors) if t.dtype == alike]
+        lengths = torch._foreach_norm([tensors[i] for i in places], 2, dtype=dtype)
+        found |= dict(zip(places, lengths))
+    return [found[i] for i in range(len(tensors))]
 
 
 def norm(tensors: Sequence[Tensor]) -> Tensor:

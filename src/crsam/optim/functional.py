@@ -257,15 +257,19 @@ class FunctionalProbe:
         Where steps are fused, gradients stay in the dtypes that they were computed in.
         """
         self.closure.pairs = True
+        ways = offset, -offset
         if not (self.closure.parallel and self.params[0].is_cuda):
-            return self._one_of_both(offset), self._one_of_both(-offset)
+            up, down = (self._one_of_both(self._moved(way)) for way in ways)
+            return up, down
         main = torch.cuda.current_stream()
         streams = _side_streams(self.params[0].device)
-        found = []
-        for side, (stream, way) in enumerate(zip(streams, (offset, -offset))):
-            stream.wait_stream(main)
+        found, ready = [], main.record_event()
+        for side, (stream, way) in enumerate(zip(streams, ways)):
+            stream.wait_event(ready)
             with torch.cuda.stream(stream):
-                evaluation = self._one_of_both(way, side)
+                weights = self._moved(way)
+                ready = stream.record_event()  # the other way is moved while this pass begins
+                evaluation = self._one_of_both(weights, side)
                 if not side:  # while the other pass is still under way
                     evaluation = evaluation._replace(norms=tn.norms(evaluation.grads))
                 found.append(evaluation)
@@ -287,8 +291,8 @@ class FunctionalProbe:
             self.closure.count()
         return Evaluation(as_scalar(loss), self._dense(grads))
 
-    def _one_of_both(self, offset: Offset, side: int = 0) -> Evaluation:
-        evaluation = self._at(self._moved(offset), side)
+    def _one_of_both(self, weights: Tensors, side: int = 0) -> Evaluation:
+        evaluation = self._at(weights, side)
         return evaluation if tn.is_fusing() else self._wide(evaluation)
 
     def _moved(self, offset: Offset) -> Tensors:
