@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from crsam.data.decoder import View
 from crsam.errors import UserError
 from crsam.experiment.restore import restored
 from crsam.experiment.robustness import evaluate as evaluating
@@ -23,7 +24,6 @@ from crsam.experiment.toml import load_recipe
 from crsam.report.page.content import content_of
 from crsam.report.runs import read_runs
 from crsam.robust.constants import ALEXNET_ERRORS, NAMES, SEVERITIES
-from crsam.robust.reading import framed
 from crsam.train.distributed import World
 from robust.colours import COLOURS, corrupted, paint, right_of_four, trained
 from two_ranks import found_by_two_ranks
@@ -244,18 +244,18 @@ def test_copies_of_whole_images_are_framed_as_the_runs_own(
 ) -> None:
     asked: list[float | None] = []
 
-    def noted(share: float | None) -> Any:
-        asked.append(share)
-        return framed(share)
+    def noted(*size: int, middle: float | None) -> View:
+        asked.append(middle)
+        return View(*size, middle=middle)
 
-    monkeypatch.setattr(evaluating, "framed", noted)
+    monkeypatch.setattr(evaluating, "View", noted)
+    monkeypatch.setattr(judged, "middle_of_run", lambda recipe: 0.7)
     evaluate_robustness([run], Asked(made / "c"))
-    assert asked == []  # as published: cut out already
     copied = Path(shutil.copytree(made / "c", tmp_path / "c"))
-    for crop, expected in ((28, []), (None, [None])):
+    for crop in (28, None):
         (copied / "corrupt.json").write_text(json.dumps({"crop": crop}))
         evaluate_robustness([run], Asked(copied))
-        assert asked == expected
+    assert asked == [None, None, 0.7]  # what was cut out already is not cut again
     windows = load_recipe("folder", ["augment=inception", "data.image_size=8"])
     assert middle_of_run(windows) == 0.875
     assert middle_of_run(load_recipe("folder", ["data.image_size=8"])) is None

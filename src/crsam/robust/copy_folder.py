@@ -13,14 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from crsam.data.decoder import in_colour
+from crsam.data.decoder import View, in_colour, middle_of
 from crsam.data.folder import MIDDLE
 from crsam.errors import UserError
 from crsam.progress import bar, say
 from crsam.robust.constants import NAMES, SEVERITIES
 from crsam.robust.corrupt import LEAST_SIDE, check_asked
 from crsam.robust.layouts import Cell, files_by_class
-from crsam.robust.reading import framed
 from crsam.robust.settings import Copied, Settings, begin, expect
 from crsam.robust.workers import number_of, worked
 from crsam.train.interrupt import Stopped, stoppable
@@ -122,7 +121,8 @@ def _corrupt_file(
     if min(picture.size) < LEAST_SIDE:
         return Done(0, f"{path} is too small, {picture.width} × {picture.height} pixels")
     if settings.crop is not None:
-        picture = framed(MIDDLE)(picture, settings.crop)
+        view = View(settings.crop, settings.crop, middle=MIDDLE)
+        picture = middle_of(picture, view, picture.size)
     pixels = np.asarray(picture)
     for name, severity in wanted:
         found = settings.corrupted(pixels, name, severity, key)

@@ -2,91 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor
 
-from crsam.data.decoder import View, in_colour, middle_of
+from crsam.data.decoded import FEW
+from crsam.data.decoder import Source, View
+from crsam.data.workers import AHEAD, Decoders, num_workers
 from crsam.errors import UserError
 
-Prepare = Callable[[Image.Image, int], Image.Image]
+K = TypeVar("K")
 Labelled = tuple[Tensor, Tensor]
-"""Bytes of shape (n, 3, H, W), and labels."""
+"""Bytes of shape (n, 3, H, W), in memory that the next batch may overwrite, and labels."""
 
 
-def whole(picture: Image.Image, side: int) -> Image.Image:
-    """All of an image that was cut out already: ImageNet-C's are squares, often of this size."""
-    if picture.size == (side, side):
-        return picture
-    return ImageOps.fit(picture, (side, side), Image.Resampling.BILINEAR)
+class Share(NamedTuple):
+    """Of the batches that there are, those of one process: every `of`-th from `first` on."""
 
+    batch_size: int
+    first: int = 0
+    of: int = 1
 
-def framed(share: float | None) -> Prepare:
-    """As a set of folders shows its test images: see `middle` of `read_folder`."""
-
-    def prepare(picture: Image.Image, side: int) -> Image.Image:
-        return middle_of(picture, View(side, side, middle=share), picture.size)
-
-    return prepare
+    def slices(self, num_images: int) -> Iterator[slice]:
+        size = self.batch_size
+        for start in range(self.first * size, num_images, self.of * size):
+            yield slice(start, start + size)
 
 
 def of_files(
-    paths: Sequence[str],
-    labels: Sequence[int],
-    side: int,
-    prepare: Prepare,
-    batch_size: int,
-    rank: int = 0,
-    world_size: int = 1,
-) -> Iterator[Labelled]:
-    """Every `world_size`-th batch of the files, from the one numbered `rank` on.
+    sets: Mapping[K, tuple[Sequence[str], Sequence[int]]], view: View, share: Share
+) -> Iterator[tuple[K, Labelled]]:
+    """Batches of all sets, one set after the other, each batch with the key of its set.
 
-    Several are decoded at a time, and the next batch while this one is looked at.
+    They are decoded ahead, by processes of their own if there are many.
+
+    Args:
+        sets: Paths and labels.
+        view: What is shown of an image.
+        share: Which batches.
 
     Raises:
         UserError: If a file cannot be read: a score without it would be of another set.
     """
+    parts = (
+        (key, paths[part], labels[part])
+        for key, (paths, labels) in sets.items()
+        for part in share.slices(len(paths))
+    )
+    many = sum(len(paths) for paths, _ in sets.values()) > FEW
+    with Decoders(view, share.batch_size, num_workers() if many else 0) as decoders:
+        waiting: list[Any] = []
 
-    def decode(path: str) -> npt.NDArray[np.uint8]:
-        try:
-            with Image.open(path) as file:
-                return np.asarray(prepare(in_colour(file), side))
-        except Exception as error:  # of a damaged file, a decoder may raise anything
-            reason = " ".join(str(error).split())
-            raise UserError(f"{path} cannot be read as an image: {reason}") from None
+        def submit(count: int) -> None:
+            for part in islice(parts, count):
+                decoders.submit([Source(path) for path in part[1]], [None] * len(part[1]))
+                waiting.append(part)
 
-    starts = range(rank * batch_size, len(paths), world_size * batch_size)
-    with ThreadPoolExecutor() as pool:
-
-        def submit(start: int) -> list[Future[npt.NDArray[np.uint8]]]:
-            return [pool.submit(decode, path) for path in paths[start : start + batch_size]]
-
-        waiting = submit(starts[0]) if starts else []
-        for start, following in pairwise([*starts, None]):
-            assert start is not None
-            ready, waiting = waiting, [] if following is None else submit(following)
-            pixels = np.stack([future.result() for future in ready])
-            yield (
-                torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(),
-                torch.tensor(labels[start : start + batch_size]),
-            )
+        submit(AHEAD)
+        while waiting:
+            key, paths, labels = waiting.pop(0)
+            pixels, failures = decoders.collect()
+            for failure in failures:
+                path = paths[failure.position]
+                raise UserError(f"{path} cannot be read as an image: {failure.reason}")
+            yield key, (pixels.permute(0, 3, 1, 2), torch.tensor(labels))
+            submit(1)
 
 
-def of_array(
-    images: npt.NDArray[np.uint8],
-    labels: npt.NDArray[np.int64],
-    batch_size: int,
-    rank: int = 0,
-    world_size: int = 1,
-) -> Iterator[Labelled]:
-    """The same of an array of shape (N, H, W, 3)."""
-    for start in range(rank * batch_size, len(images), world_size * batch_size):
-        part = slice(start, start + batch_size)
-        pixels = torch.from_numpy(np.array(images[part]))
-        yield pixels.permute(0, 3, 1, 2).contiguous(), torch.from_numpy(np.array(labels[part]))
+def of_arrays(
+    sets: Mapping[K, npt.NDArray[np.uint8]], labels: npt.NDArray[np.int64], share: Share
+) -> Iterator[tuple[K, Labelled]]:
+    """The same of arrays of shape (N, H, W, 3), which have their labels in common."""
+    for key, images in sets.items():
+        for part in share.slices(len(images)):
+            pixels = torch.from_numpy(np.array(images[part]))
+            yield key, (pixels.permute(0, 3, 1, 2), torch.from_numpy(np.array(labels[part])))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from crsam.data.decoder import View
 from crsam.errors import UserError
 from crsam.experiment.environment import environment
 from crsam.experiment.folder import RunFolder
-from crsam.experiment.robustness.judged import Batches, Judged, accuracies, judge
+from crsam.experiment.robustness.judged import Judged, accuracies, judge
 from crsam.experiment.robustness.section import (
     ALEXNET,
     FILE,
@@ -22,7 +23,7 @@ from crsam.experiment.robustness.section import (
 )
 from crsam.progress import bar
 from crsam.robust.layouts import Cell, Files, files_by_class, find_arrays, find_corrupted
-from crsam.robust.reading import framed, of_array, of_files, whole
+from crsam.robust.reading import Labelled, of_arrays, of_files
 from crsam.robust.score import Corrupted
 from crsam.robust.settings import is_whole
 from crsam.train.distributed import World
@@ -91,25 +92,22 @@ def on_corrupted(judged: Judged, root: Path, relative_to: Path | None = None) ->
     images are.
     """
     side, there = _side(judged), find_corrupted(root)
-    prepare = framed(judged.middle) if is_whole(root) else whole
+    view = View(side, side, middle=judged.middle if is_whole(root) else None)
     number = _matched({name for files in there.cells.values() for name in files}, judged, root)
 
-    def batches(files: Files) -> Batches:
-        paths, labels = _labelled(files, number)
-        return lambda size, rank, ranks: of_files(paths, labels, side, prepare, size, rank, ranks)
-
+    cells = {cell: _labelled(files, number) for cell, files in there.cells.items()}
     is_imagenet = len(number) == len(judged.classes) == NUM_IMAGENET
-    cells = {cell: batches(files) for cell, files in there.cells.items()}
     about = {
         "root": str(root),
-        "num_images": len(_labelled(next(iter(there.cells.values())), number)[0]),
+        "num_images": len(next(iter(cells.values()))[0]),
         "num_classes": len(number),
         "num_classes_of_run": len(judged.classes),
     }
     reference = ALEXNET if is_imagenet else None
     if relative_to is not None:
         reference = reference_run(relative_to, "imagenet_c", about)
-    scores = _scores(judged, cells, there.num_images, "ImageNet-C")
+    batches = of_files(cells, view, judged.share)
+    scores = _scores(judged, list(cells), batches, len(cells) * there.num_images, "ImageNet-C")
     return [about | section_of(score, there.missing, reference) for score in scores]
 
 
@@ -124,14 +122,12 @@ def on_arrays(judged: Judged, root: Path, relative_to: Path | None = None) -> li
             f"{len(judged.classes)} and images of {'×'.join(map(str, judged.shape))}"
         )
 
-    def batches(cell: Cell) -> Batches:
-        images = there.cells[cell]
-        return lambda size, rank, ranks: of_array(images, there.labels, size, rank, ranks)
-
-    cells = {cell: batches(cell) for cell in there.cells}
     about = {"root": str(root), "num_images": len(there.labels), "num_classes": num_classes}
     reference = None if relative_to is None else reference_run(relative_to, "cifar_c", about)
-    scores = _scores(judged, cells, len(there.labels), "CIFAR-C")
+    batches = of_arrays(there.cells, there.labels, judged.share)
+    scores = _scores(
+        judged, list(there.cells), batches, len(there.cells) * len(there.labels), "CIFAR-C"
+    )
     return [about | section_of(score, there.missing, reference) for score in scores]
 
 
@@ -141,18 +137,15 @@ def on_renditions(judged: Judged, root: Path) -> list[Section]:
     Images are framed as the runs' own test images are. As its authors do, only the outputs of the
     classes that the set has take part: a model of 1000 classes chooses among the 200.
     """
-    side, files, prepare = _side(judged), files_by_class(root), framed(judged.middle)
+    side, files = _side(judged), files_by_class(root)
     number = _matched(set(files), judged, root)
     paths, labels = _labelled(files, number)
     mask = torch.full((len(judged.classes),), float("-inf"), device=judged.world.device)
     mask[sorted(number.values())] = 0
+    view = View(side, side, middle=judged.middle)
+    batches = of_files({None: (paths, labels)}, view, judged.share)
     with bar("ImageNet-R", len(paths), shown=None if judged.world.is_main else False) as advance:
-        right = accuracies(
-            judged,
-            lambda size, rank, ranks: of_files(paths, labels, side, prepare, size, rank, ranks),
-            advance,
-            mask,
-        )
+        right = accuracies(judged, [None], batches, advance, mask)[None]
     about = {
         "root": str(root),
         "num_images": len(paths),
@@ -188,14 +181,16 @@ def _labelled(files: Files, number: dict[str, int]) -> tuple[list[str], list[int
 
 
 def _scores(
-    judged: Judged, cells: dict[Cell, Batches], num_images: int, label: str
+    judged: Judged,
+    cells: Sequence[Cell],
+    batches: Iterator[tuple[Cell, Labelled]],
+    num_images: int,
+    label: str,
 ) -> list[Corrupted]:
     """Of each run."""
-    found: list[dict[Cell, float]] = [{} for _ in judged.runs]
-    shown = None if judged.world.is_main else False
-    with bar(label, len(cells) * num_images, shown=shown) as advance:
-        for cell, batches in cells.items():
-            advance(0, note=f"{cell[0]} {cell[1]}")
-            for mine, accuracy in zip(found, accuracies(judged, batches, advance)):
-                mine[cell] = accuracy
-    return [Corrupted(accuracy) for accuracy in found]
+    with bar(label, num_images, shown=None if judged.world.is_main else False) as advance:
+        found = accuracies(judged, cells, batches, advance)
+    return [
+        Corrupted({cell: right[i] for cell, right in found.items()})
+        for i in range(len(judged.runs))
+    ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,14 +17,12 @@ from crsam.experiment.build import autocast_of, windows_of
 from crsam.experiment.recipe import Recipe
 from crsam.experiment.restore import Restored, restored
 from crsam.progress import Advance
-from crsam.robust.reading import Labelled
+from crsam.robust.reading import Labelled, Share
 from crsam.train.distributed import World
 from crsam.train.evaluate import evaluating
 
+K = TypeVar("K", bound="tuple[object, ...] | None")
 BATCH_SIZE = 256
-
-Batches = Callable[[int, int, int], Iterator[Labelled]]
-"""Of a batch size, a rank and a number of ranks."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,11 @@ class Judged:
     def middle(self) -> float | None:
         """Which share of an image's shorter side the runs' own test images show; None: all."""
         return middle_of_run(self.runs[0].recipe)
+
+    @property
+    def share(self) -> Share:
+        """This process's batches."""
+        return Share(BATCH_SIZE, self.world.rank, self.world.size)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -78,26 +82,42 @@ def judge(folders: Sequence[str | Path], world: World, root: str | None = None) 
 
 @torch.no_grad()
 def accuracies(
-    judged: Judged, batches: Batches, advance: Advance, mask: Tensor | None = None
-) -> list[float]:
-    """Of each run, in per cent; every process looks at its share of the batches."""
+    judged: Judged,
+    keys: Sequence[K],
+    batches: Iterator[tuple[K, Labelled]],
+    advance: Advance,
+    mask: Tensor | None = None,
+) -> dict[K, list[float]]:
+    """Of each run in per cent, for each of the sets that batches are of.
+
+    Args:
+        judged: The runs.
+        keys: Of the sets.
+        batches: This process's share of them, each with the key of its set.
+        advance: Is told how far it has come.
+        mask: Is added to the outputs.
+    """
     world, runs = judged.world, judged.runs
-    sums = torch.zeros(len(runs) + 1, dtype=torch.float64, device=world.device)
+    place = {key: i for i, key in enumerate(keys)}
+    sums = torch.zeros(len(keys), len(runs) + 1, dtype=torch.float64, device=world.device)
     with ExitStack() as modes:
         for run in runs:
             modes.enter_context(evaluating(run.model))
-        for pixels, labels in batches(BATCH_SIZE, world.rank, world.size):
-            pixels, labels = pixels.to(world.device), labels.to(world.device)
+        for key, (pixels, labels) in batches:
+            mine = sums[place[key]]
+            pixels, labels = pixels.to(world.device).contiguous(), labels.to(world.device)
             for i, run in enumerate(runs):
                 autocast = autocast_of(run.recipe)
                 inputs = run.splits.feed.plain(pixels, labels).inputs
                 with torch.autocast(world.device.type, autocast, enabled=autocast is not None):
                     logits = run.model(inputs)
                 chosen = (logits if mask is None else logits + mask).argmax(1)
-                sums[i] += (chosen == labels).sum()
-            sums[-1] += len(labels)
-            advance(len(labels) * world.size)
-    *right, total = world.total(sums).tolist()
-    if not total:
-        raise UserError("a severity has no image of the run's classes, though others have")
-    return [100 * count / total for count in right]
+                mine[i] += (chosen == labels).sum()
+            mine[-1] += len(labels)
+            advance(len(labels) * world.size, None if key is None else " ".join(map(str, key)))
+    found: dict[K, list[float]] = {}
+    for key, (*right, total) in zip(keys, world.total(sums).tolist()):
+        if not total:
+            raise UserError("a severity has no image of the run's classes, though others have")
+        found[key] = [100 * count / total for count in right]
+    return found
