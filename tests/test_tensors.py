@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from crsam import _tensors as tn
 from crsam.optim.step import times
+
+settings.register_profile("first calls are slow", deadline=None)
+settings.load_profile("first calls are slow")
 
 
 @st.composite
@@ -70,3 +75,30 @@ def test_norms_of_low_precision_tensors_are_float32_and_do_not_overflow(dtype: t
 def test_nothing_divided_by_nothing_is_nothing() -> None:
     assert tn.safe_reciprocal(torch.tensor(0.0)) == 0
     assert tn.safe_reciprocal(torch.tensor(4.0)) == 0.25
+
+
+def test_long_lists_are_compiled_piece_by_piece_and_equal_pieces_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled = []
+    compile = torch.compile
+
+    def counted(function: Any, **options: Any) -> Any:
+        compiled.append(function)
+        return compile(function, **options)
+
+    monkeypatch.setattr(torch, "compile", counted)
+
+    @tn.fused
+    def mixed(a: list[Tensor], b: list[Tensor], by: list[float], shift: Tensor) -> list[Tensor]:
+        return [x * s + y - shift for x, y, s in zip(a, b, by)]
+
+    g = torch.Generator().manual_seed(0)
+    shapes = [(3,), (2, 2)] * (tn.LONGEST + 3)
+    a, b = ([torch.randn(s, generator=g) for s in shapes] for _ in range(2))
+    by, shift = [2.0, 0.5] * (len(a) // 2), torch.tensor(0.25)
+    with tn.fusing():
+        found = mixed(a, b, by, shift)
+    assert len(compiled) == 2  # two whole pieces alike, and a rest
+    for x, y in zip(found, mixed(a, b, by, shift), strict=True):
+        torch.testing.assert_close(x, y)

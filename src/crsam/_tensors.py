@@ -9,10 +9,12 @@ processes, each works on its own part; norms and products are those of the whole
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from typing import Any, ParamSpec, TypeVar
+from itertools import chain
+from types import FunctionType
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -54,19 +56,45 @@ def fused(function: Callable[P, T]) -> Callable[P, T]:
     """Marks a pure function of lists of tensors that is worth a kernel of its own.
 
     It must use what functions ending in ``_`` return, and not what they were given: compiled, they
-    work out of place.
+    work out of place. Of long lists, it must do the same with each entry and give back a list.
     """
 
     @functools.cache
-    def compiled() -> Callable[P, T]:
-        # At the first use: to ask for it imports the compiler, which takes seconds.
-        return torch.compile(function, dynamic=False)
+    def compiled(kind: Hashable) -> Callable[..., Any]:
+        # At the first use: to ask for it imports the compiler, which takes seconds. For each kind
+        # from a copy: the compiler gives up on code that comes in too many kinds.
+        code = function.__code__.replace()
+        return torch.compile(FunctionType(code, function.__globals__), dynamic=False)
 
     @functools.wraps(function)
     def either(*args: P.args, **kwargs: P.kwargs) -> T:
-        return compiled()(*args, **kwargs) if _fusing else function(*args, **kwargs)
+        if not _fusing:
+            return function(*args, **kwargs)
+        assert not kwargs
+        found: list[Any] = [compiled(_kind_of(part))(*part) for part in _cut(args)]
+        return found[0] if len(found) == 1 else cast("T", list(chain.from_iterable(found)))
 
     return either
+
+
+LONGEST = 36
+"""Of a list that is compiled in one go: beyond, the time it takes grows with the square. Three
+blocks of a transformer, which are then compiled once for all of them."""
+
+
+def _cut(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """The arguments, with lists cut into pieces."""
+    length = max((len(a) for a in args if isinstance(a, list | tuple)), default=0)
+    for start in range(0, max(length, 1), LONGEST):
+        yield tuple(a[start : start + LONGEST] if isinstance(a, list | tuple) else a for a in args)
+
+
+def _kind_of(value: Any) -> Hashable:
+    if isinstance(value, list | tuple):
+        return tuple(map(_kind_of, value))
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.device
+    return value
 
 
 def clone(tensors: Sequence[Tensor]) -> Tensors:
