@@ -124,3 +124,19 @@ def test_commands_are_as_typed_and_environments_are_told_apart(tmp_path: Path) -
     content = content_of(read_runs([tmp_path]))
     assert content["commands"][0]["command"] == "crsam train demo method=sgd"
     assert [len(entry["runs"]) for entry in content["environments"]] == [5, 1]
+
+
+def test_waiting_and_broken_images_are_shown_where_there_were_any(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, "sam") for name in "ab"]
+
+    def columns(**told: Any) -> dict[str, Any]:
+        file = runs[1] / "result.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | told))
+        summary = content_of(read_runs(runs))["summary"]
+        cells = [row["cells"] for row in summary["rows"]]
+        return {c["key"]: [row[k] for row in cells] for k, c in enumerate(summary["columns"])}
+
+    assert not {"data_wait", "broken_images"} & columns(data_wait=0.004, broken_images=0).keys()
+    found = columns(data_wait=0.3, broken_images=2)
+    assert found["broken_images"][-1]["mean"] == 2
+    assert found["data_wait"][-1]["mean"] == pytest.approx(0.3)

@@ -36,6 +36,8 @@ NAMES = {
     "train_loss": Name("training loss", "nats", "At the end, without augmentation."),
     "seconds": Name("time", "s", "Of a run's training."),
     "images_per_second": Name("speed", "images/s", "Training images, the run's whole time."),
+    "data_wait": Name("waits for data", "share", "Of the time, with nothing to train on."),
+    "broken_images": Name("broken images", "", "Could not be read; others took their place."),
     "steps": Name("steps", "", "Of the optimizer."),
 }
 

@@ -20,6 +20,8 @@ Content = dict[str, Any]
 
 RESULTS = ("test_accuracy", "test_loss", "train_loss", "seconds", "images_per_second")
 """Columns of the summary, as result.json has them."""
+TROUBLE = ("data_wait", "broken_images")
+"""Columns where a run has something to report."""
 ENVIRONMENT = ("hardware", "processes", "python", "torch", "crsam", "commit", "date")
 
 
@@ -68,7 +70,9 @@ def _run(run: Run, made: dict[str, Any], groups: Sequence[Group]) -> Content:
     wanted = run.recipe.get("train", {})
     epochs = wanted.get("epochs") if isinstance(wanted, dict) else None
     reached = [line["epoch"] for line in run.metrics if is_number(line.get("epoch"))]
-    result = {key: run.result[key] for key in RESULTS if is_number(run.result.get(key))}
+    result = {
+        key: run.result[key] for key in (*RESULTS, *TROUBLE) if is_number(run.result.get(key))
+    }
     diverged = run.result.get("diverged_at")
     return {
         "name": run.name,
@@ -102,6 +106,7 @@ def _setting(groups: Sequence[Group]) -> list[str]:
 def _summary(groups: Sequence[Group]) -> Content:
     ended = [run for group in groups for run in group.runs if run.result]
     columns = [key for key in RESULTS if any(key in run.result for run in ended)]
+    columns += [key for key in TROUBLE if any(_is_some(run.result.get(key)) for run in ended)]
     rows = []
     for group in groups:
         results = [run.result for run in group.runs if run.result]
@@ -117,6 +122,11 @@ def _summary(groups: Sequence[Group]) -> Content:
             }
         )
     return {"columns": [{"key": key, **name_of(key)._asdict()} for key in columns], "rows": rows}
+
+
+def _is_some(value: Any) -> bool:
+    """Whether it is a number that shows, rounded as it will be."""
+    return is_number(value) and round(value, 2) > 0
 
 
 def _plain(value: Any) -> Any:
