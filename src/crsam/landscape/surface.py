@@ -59,8 +59,8 @@ def surface(
             that. ``"recomputed"``: taken anew from the batches at every point, which costs a
             second pass and shows the weights alone.
         at_once: Points that are evaluated in one go (`torch.func.vmap`); `loss_fn` must then do
-            nothing with the model but call it. Slower on a CPU; meant for small nets on a GPU,
-            where the time goes into starting kernels.
+            nothing with the model but call it, and autocast has no effect there. Slower on a CPU;
+            meant for small nets on a GPU, where the time goes into starting kernels.
         file: An ``.npz`` to keep what is done in. If it is there, goes on from it.
         about: What else to write there.
         stop: Asked between points; if it says so, the rest stays NaN.
