@@ -72,6 +72,12 @@ def test_norms_of_low_precision_tensors_are_float32_and_do_not_overflow(dtype: t
     assert tn.dot(big, big).item() == pytest.approx(9e8)
 
 
+def test_norms_of_mixed_dtypes_are_in_their_places() -> None:
+    dtypes = [torch.float32, torch.bfloat16, torch.float32, torch.bfloat16]
+    tensors = [torch.full((4,), float(i), dtype=dtype) for i, dtype in enumerate(dtypes)]
+    assert tn.norms(tensors).tolist() == [0.0, 2.0, 4.0, 6.0]
+
+
 def test_nothing_divided_by_nothing_is_nothing() -> None:
     assert tn.safe_reciprocal(torch.tensor(0.0)) == 0
     assert tn.safe_reciprocal(torch.tensor(4.0)) == 0.25
@@ -90,15 +96,32 @@ def test_long_lists_are_compiled_piece_by_piece_and_equal_pieces_once(
     monkeypatch.setattr(torch, "compile", counted)
 
     @tn.fused
-    def mixed(a: list[Tensor], b: list[Tensor], by: list[float], shift: Tensor) -> list[Tensor]:
-        return [x * s + y - shift for x, y, s in zip(a, b, by)]
+    def mixed(
+        a: list[Tensor], b: list[Tensor], by: list[Tensor], to: tuple[Any, ...], shift: Tensor
+    ) -> list[Tensor]:
+        return [(x * s + y - shift).to(d) for x, y, s, d in zip(a, b, by, to, strict=True)]
 
     g = torch.Generator().manual_seed(0)
     shapes = [(3,), (2, 2)] * (tn.LONGEST + 3)
     a, b = ([torch.randn(s, generator=g) for s in shapes] for _ in range(2))
-    by, shift = [2.0, 0.5] * (len(a) // 2), torch.tensor(0.25)
+    by, shift = [torch.tensor(0.1 * i) for i in range(len(a))], torch.tensor(0.25)
+    to = (torch.float64, torch.bfloat16) * (len(a) // 2)
     with tn.fusing():
-        found = mixed(a, b, by, shift)
+        found = mixed(a, b, by, to, shift)
     assert len(compiled) == 2  # two whole pieces alike, and a rest
-    for x, y in zip(found, mixed(a, b, by, shift), strict=True):
+    for x, y in zip(found, mixed(a, b, by, to, shift), strict=True):
         torch.testing.assert_close(x, y)
+
+
+def test_numbers_that_change_are_not_compiled_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda f, **_: compiled.append(f) or f)
+
+    @tn.fused
+    def scaled(a: list[Tensor], by: float) -> list[Tensor]:
+        return [x * by for x in a]
+
+    with tn.fusing():
+        found = [scaled([torch.ones(2)], 0.1 * i)[0][0].item() for i in range(9)]
+    assert found == pytest.approx([0.1 * i for i in range(9)])
+    assert len(compiled) == 1

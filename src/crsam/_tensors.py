@@ -64,7 +64,8 @@ def fused(function: Callable[P, T]) -> Callable[P, T]:
         # At the first use: to ask for it imports the compiler, which takes seconds. For each kind
         # from a copy: the compiler gives up on code that comes in too many kinds.
         code = function.__code__.replace()
-        return torch.compile(FunctionType(code, function.__globals__), dynamic=False)
+        inside = function.__globals__, function.__name__, function.__defaults__
+        return torch.compile(FunctionType(code, *inside, function.__closure__), dynamic=False)
 
     @functools.wraps(function)
     def either(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -94,7 +95,7 @@ def _kind_of(value: Any) -> Hashable:
         return tuple(map(_kind_of, value))
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.dtype, value.device
-    return value
+    return float if isinstance(value, float) else value  # of which there might be no end
 
 
 def clone(tensors: Sequence[Tensor]) -> Tensors:

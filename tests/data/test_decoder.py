@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from crsam.data import decoder
-from crsam.data.decoder import View, random_window, shown
-from crsam.robust.reading import framed
+from crsam.data.decoder import View, middle_of, random_window, shown
 from data.photos import photo
 
 BILINEAR = Image.Resampling.BILINEAR
@@ -140,8 +139,9 @@ def test_draft_changes_nothing_where_all_pixels_are_needed() -> None:
 
 
 @pytest.mark.parametrize("share", [None, 0.875, 0.6])
-def test_other_sets_are_framed_as_test_images_are(share: float | None) -> None:
+def test_what_is_cut_out_of_an_image_is_what_is_shown_of_its_file(share: float | None) -> None:
     for width, height in ((50, 34), (33, 61), (40, 40), (27, 20)):
         image = photo(0, width, height)
-        own = shown(encoded(image), View(20, 20, middle=share), None)
-        assert np.array_equal(np.asarray(framed(share)(image, 20)), np.asarray(own))
+        view = View(20, 20, middle=share)
+        cut = middle_of(image, view, image.size)
+        assert np.array_equal(np.asarray(cut), np.asarray(shown(encoded(image), view, None)))

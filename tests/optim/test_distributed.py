@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel as Replica
 from torch.optim import SGD
 
 import crsam
+from crsam import _tensors as tn
 from crsam.errors import UserError
 from crsam.optim import Curvature, Gradient, PartOfBatch
 from crsam.optim.functional import Functional
@@ -187,6 +188,13 @@ def functionals(rank: int, folder: Path) -> dict[str, Any]:
     return found
 
 
+def fused_functional(rank: int, folder: Path) -> list[Tensor]:
+    model = net()
+    with tn.fusing(), torch.compiler.set_stance("force_eager"):
+        follow_functional(optimizer("crsam", model), model, share(rank))
+    return weights(model)
+
+
 def follow_functional(opt: Any, model: nn.Module, mine: slice) -> None:
     functional = Functional(model, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
     for x, y in batches():
@@ -301,6 +309,7 @@ JOBS: dict[str, dict[str, Callable[[int, Path], Any]]] = {
         "groups": groups_of_one,
         "overflow": one_overflows,
         "functional": functionals,
+        "fused functional": fused_functional,
         "refusals": refusals,
     },
     "shards": {
@@ -461,6 +470,7 @@ def test_a_functional_follows_the_whole_batch_too(replicas: list[Any]) -> None:
     for each in replicas:
         for (scope, name), found in each["functional"].items():
             assert_close(found, each["by scope"][scope][name])
+        assert_close(each["fused functional"], each["by scope"]["batch"]["crsam"])
 
 
 @pytest.mark.parametrize("scope", ["batch", "rank"])

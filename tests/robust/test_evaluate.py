@@ -228,6 +228,10 @@ def test_bad_sets_are_one_line(made: Path, run: Path) -> None:
         paint(root / "others" / name / "1" / "cat" / "0.png", (1, 2, 3))
     fails("none of the run's classes: it has 'cat'", imagenet_c=root / "others")
     fails("none of the run's classes", imagenet_r=root / "others/fog/1")
+    for name in NAMES:
+        kind = "cat" if name == NAMES[0] else "red"
+        paint(root / "others" / name / "1" / kind / "1.png", (1, 2, 3))
+    fails(f"{NAMES[0]}/1 has no image of the run's classes", imagenet_c=root / "others")
     (root / "r/red").mkdir(parents=True)
     (root / "r/red/0.png").write_text("nothing")
     fails("red/0.png cannot be read as an image", imagenet_r=root / "r")

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
@@ -30,6 +31,8 @@ class CannotCapture(ValueError):
 
 def why_not(optimizer: Optimizer) -> str | None:
     """Why a step of this optimizer cannot be captured; None: it can."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return "there are several processes"
     base = optimizer
     if isinstance(optimizer, SharpnessAware):
         base = optimizer.base
@@ -262,18 +265,19 @@ class _Dice:
     """Generators that stay: a graph draws from them, as they are seeded when it starts."""
 
     def __init__(self) -> None:
-        self.generators: dict[int, torch.Generator] = {}
+        self.generators: dict[tuple[str, int], torch.Generator] = {}
 
     def __call__(self, device: torch.device | str, stream: int, seed: int) -> torch.Generator:
-        if stream not in self.generators:
-            self.generators[stream] = torch.Generator(device)
+        key = str(device), stream
+        if key not in self.generators:
+            self.generators[key] = torch.Generator(device)
         if not torch.cuda.is_current_stream_capturing():
-            self.generators[stream].manual_seed(seed)
-        return self.generators[stream]
+            self.generators[key].manual_seed(seed)
+        return self.generators[key]
 
     def seed(self, step: Step) -> None:
         """As the step would."""
-        for stream, generator in self.generators.items():
+        for (_, stream), generator in self.generators.items():
             generator.manual_seed(step.seed(stream))
 
 

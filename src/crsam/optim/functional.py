@@ -293,7 +293,8 @@ class FunctionalProbe:
 
     def _one_of_both(self, weights: Tensors, side: int = 0) -> Evaluation:
         evaluation = self._at(weights, side)
-        return evaluation if tn.is_fusing() else self._wide(evaluation)
+        stays = tn.is_fusing() and self.ranks.size == 1
+        return evaluation if stays else self._wide(evaluation)
 
     def _moved(self, offset: Offset) -> Tensors:
         return moved(list(self.params), offset.direction, offset.scale, self._dtypes)

@@ -28,7 +28,7 @@ def _as(tensors: Tensors, dtypes: Dtypes) -> Tensors:
 
 
 def _narrowed(tensors: Tensors, dtypes: Dtypes) -> Tensors:
-    return [t.to(dtype) for t, dtype in zip(tensors, dtypes)]
+    return [t.to(dtype) for t, dtype in zip(tensors, dtypes, strict=True)]
 
 
 @tn.fused

@@ -28,10 +28,15 @@ class Share(NamedTuple):
     first: int = 0
     of: int = 1
 
-    def slices(self, num_images: int) -> Iterator[slice]:
+    def slices(self, lengths: Mapping[K, int]) -> Iterator[tuple[K, slice]]:
+        """Of sets of these lengths; counted through all, so that nobody has only long waits."""
         size = self.batch_size
-        for start in range(self.first * size, num_images, self.of * size):
-            yield slice(start, start + size)
+        all_of_them = (
+            (key, slice(start, start + size))
+            for key, length in lengths.items()
+            for start in range(0, length, size)
+        )
+        return islice(all_of_them, self.first, None, self.of)
 
 
 def of_files(
@@ -49,12 +54,9 @@ def of_files(
     Raises:
         UserError: If a file cannot be read: a score without it would be of another set.
     """
-    parts = (
-        (key, paths[part], labels[part])
-        for key, (paths, labels) in sets.items()
-        for part in share.slices(len(paths))
-    )
-    many = sum(len(paths) for paths, _ in sets.values()) > FEW
+    lengths = {key: len(paths) for key, (paths, _) in sets.items()}
+    parts = ((key, sets[key][0][part], sets[key][1][part]) for key, part in share.slices(lengths))
+    many = sum(lengths.values()) > FEW
     with Decoders(view, share.batch_size, num_workers() if many else 0) as decoders:
         waiting: list[Any] = []
 
@@ -78,7 +80,6 @@ def of_arrays(
     sets: Mapping[K, npt.NDArray[np.uint8]], labels: npt.NDArray[np.int64], share: Share
 ) -> Iterator[tuple[K, Labelled]]:
     """The same of arrays of shape (N, H, W, 3), which have their labels in common."""
-    for key, images in sets.items():
-        for part in share.slices(len(images)):
-            pixels = torch.from_numpy(np.array(images[part]))
-            yield key, (pixels.permute(0, 3, 1, 2), torch.from_numpy(np.array(labels[part])))
+    for key, part in share.slices({key: len(images) for key, images in sets.items()}):
+        pixels = torch.from_numpy(np.array(sets[key][part]))
+        yield key, (pixels.permute(0, 3, 1, 2), torch.from_numpy(np.array(labels[part])))

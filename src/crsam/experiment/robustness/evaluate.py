@@ -96,6 +96,12 @@ def on_corrupted(judged: Judged, root: Path, relative_to: Path | None = None) ->
     number = _matched({name for files in there.cells.values() for name in files}, judged, root)
 
     cells = {cell: _labelled(files, number) for cell, files in there.cells.items()}
+    for (corruption, severity), (paths, _) in cells.items():
+        if not paths:
+            raise UserError(
+                f"{root}: {corruption}/{severity} has no image of the run's classes, though others "
+                "have"
+            )
     is_imagenet = len(number) == len(judged.classes) == NUM_IMAGENET
     about = {
         "root": str(root),
