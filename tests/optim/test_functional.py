@@ -157,7 +157,7 @@ def test_gradients_that_stay_narrow_are_weighed_wide() -> None:
     for fusing, stance in ways:
         model = problems.conv_net().float()
         base = SGD(model.parameters(), lr=0.0)
-        opt = crsam.CRSAM(base, form="linear", alpha=1.0, beta=0.5, trust=None)
+        opt = crsam.CRSAM(base, rho=3.0, form="linear", alpha=1.0, beta=0.3, trust=None, warmup=0)
         closure = Functional(model, narrow_loss, autocast=torch.bfloat16)
         closure.batch = next(problems.batches(1))
         torch.manual_seed(0)
