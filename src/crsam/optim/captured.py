@@ -68,8 +68,8 @@ class Captured:
             model must not draw random numbers, which every pass of a step would draw anew.
         parallel: Whether the two perturbed passes of CR-SAM run at the same time; ``"auto"``: if
             that is faster, which is measured once.
-        fuse: Compile the method's own algebra into few kernels. Of several hundred parameters that
-            takes minutes.
+        fuse: Compile the method's own algebra into few kernels. That takes seconds, more of
+            hundreds of parameters that all differ in shape.
 
     Raises:
         CannotCapture: If the optimizer's step cannot be captured. What cannot be known before,
