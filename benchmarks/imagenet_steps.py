@@ -89,13 +89,21 @@ def rows_of(file: Path | None, about: dict[str, Any]) -> list[Row]:
     return content["rows"]
 
 
+def words(text: str) -> list[str]:
+    return text.split(",")
+
+
+def numbers(text: str) -> list[int]:
+    return [int(word) for word in words(text)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the recipes")
-    parser.add_argument("--models", nargs="+", default=["resnet50", "vit_s32"])
-    parser.add_argument("--pixels", nargs="+", type=int, default=[160, 224])
-    parser.add_argument("--batches", nargs="+", type=int, default=[128, 512])
-    parser.add_argument("--methods", nargs="+", default=["base", "sam", "crsam"])
+    parser.add_argument("--models", type=words, default="resnet50,vit_s32", help="with commas")
+    parser.add_argument("--pixels", type=numbers, default="160,224")
+    parser.add_argument("--batches", type=numbers, default="128,512")
+    parser.add_argument("--methods", type=words, default="base,sam,crsam")
     parser.add_argument("--rounds", type=int, default=5, help="medians are over these")
     parser.add_argument("--minutes", type=float, help="no row is begun when they are over")
     parser.add_argument("--out", type=Path, help="a JSON file, renewed after every row")

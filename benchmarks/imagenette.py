@@ -26,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of both studies")
     parser.add_argument("--data", default="data/imagenette-160", help="holds train/ and val/")
-    parser.add_argument("--studies", nargs="+", choices=STUDIES, default=STUDIES)
+    parser.add_argument("--study", action="append", choices=STUDIES, help="only this one")
     parser.add_argument("--out", type=Path, default=Path("runs/studies"), help="for the runs")
     parser.add_argument(
         "--results", type=Path, default=Path("results"), help="for small JSON files"
@@ -37,7 +37,7 @@ def main() -> None:
     began, done = time.monotonic(), []
     args.results.mkdir(parents=True, exist_ok=True)
     with join(args.device) as world:
-        for name in args.studies:
+        for name in args.study or STUDIES:
             study = load_study(name, [f"data.root={args.data}", *args.overrides])
             spent = (time.monotonic() - began) / 60
             left = None if args.minutes is None else max(0.0, args.minutes - spent)

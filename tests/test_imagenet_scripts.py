@@ -73,10 +73,10 @@ def test_both_studies_of_imagenette_in_one_process(
 def test_step_times_are_rows_and_go_on_where_they_were(script: Script, tmp_path: Path) -> None:
     file = tmp_path / "steps.json"
     words = ["--pixels", "32", "--batches", "2", "--rounds", "1", "--out", str(file)]
-    script("imagenet_steps", "--models", "resnet50", "--methods", "base", "sam", *words)
+    script("imagenet_steps", "--models", "resnet50", "--methods", "base,sam", *words)
     before = json.loads(file.read_text())
     assert [row["method"] for row in before["rows"]] == ["sgd", "sam"]
-    out = script("imagenet_steps", "--models", "resnet50", "vit_s32", "--methods", "base", *words)
+    out = script("imagenet_steps", "--models", "resnet50,vit_s32", "--methods", "base", *words)
     after = json.loads(file.read_text())
     assert after["rows"][:2] == before["rows"]
     assert [row["method"] for row in after["rows"]] == ["sgd", "sam", "adamw"]
