@@ -19,7 +19,11 @@ KIND = "crsam study"
 RESULTS = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss", "train_loss",
            "gradient_norm", "sharpness", "steps", "seconds", "seconds_per_epoch",
            "diverged_at")  # fmt: skip
-CURVES = {"train": ("loss", "accuracy"), "validation": ("accuracy", "loss")}
+CURVES = {
+    "train": ("loss", "accuracy", "grad_norm", "sharpness", "curvature", "regularizer",
+              "trust_scale"),
+    "validation": ("accuracy", "loss"),
+}  # fmt: skip
 """What is kept of the lines of each kind."""
 
 
