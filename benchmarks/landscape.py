@@ -11,7 +11,7 @@ neighbours do not enter into it.
     python benchmarks/landscape.py --root data --device cuda --width 64 --samples 5000 \
         --batch 1000 --whole 50                                      # and 2,500 points, timed
 
-Results: ``results/landscape_cost_cpu.json``.
+Results: ``results/landscape_cost_cpu.json``, ``results/landscape_cost_h200.json``.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.nn import functional as F
 from torch.optim import SGD, AdamW
 
@@ -184,7 +185,7 @@ def test_nothing_waits_for_the_device() -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_what_cannot_be_captured_says_why() -> None:
+def test_what_cannot_be_captured_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     model = net("cpu")
     assert "CUDA" in str(why_not(SGD(model.parameters(), lr=0.1)))
     assert "ByGradientNorm" in str(why_not(optimizer_of("aesam", model)))
@@ -192,6 +193,9 @@ def test_what_cannot_be_captured_says_why() -> None:
         assert "on the host" in str(why_not(optimizer_of(name, model)))
     with pytest.raises(CannotCapture, match="the parameters are not on a CUDA"):
         Captured(SGD(model.parameters(), lr=0.1), Functional(model, loss_fn))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    assert why_not(optimizer_of("sam", model)) == "there are several processes"
 
 
 def curve(method: str, captured: bool, order: int) -> list[float]:

@@ -79,8 +79,8 @@ def fused(function: Callable[P, T]) -> Callable[P, T]:
 
 
 LONGEST = 36
-"""Of a list that is compiled in one go: beyond, the time it takes grows with the square. Three
-blocks of a transformer, which are then compiled once for all of them."""
+"""Of a list that is compiled in one go. The compiler looks at all pairs for what to fuse: on a CPU
+1.5 s for 62 tensors, 6.1 for 150. Three blocks of a transformer: equal ones are compiled once."""
 
 
 def _cut(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:

@@ -126,9 +126,10 @@ class Captured:
         captured = self._graphs[plan]
         if isinstance(self.optimizer, SharpnessAware):
             self._dice.seed(step)
-            self.optimizer._count(captured.report)
         captured.graph.replay()
         self.closure.extra = captured.extra
+        if isinstance(self.optimizer, SharpnessAware):
+            self.optimizer._count(captured.report)
         return captured.loss
 
     def _undone(self, work: Callable[[], T]) -> T:

@@ -29,7 +29,7 @@ class Share(NamedTuple):
     of: int = 1
 
     def slices(self, lengths: Mapping[K, int]) -> Iterator[tuple[K, slice]]:
-        """Of sets of these lengths; counted through all, so that nobody has only long waits."""
+        """Of sets of these lengths; counted through all, so that small sets are shared out too."""
         size = self.batch_size
         all_of_them = (
             (key, slice(start, start + size))
@@ -69,9 +69,9 @@ def of_files(
         while waiting:
             key, paths, labels = waiting.pop(0)
             pixels, failures = decoders.collect()
-            for failure in failures:
-                path = paths[failure.position]
-                raise UserError(f"{path} cannot be read as an image: {failure.reason}")
+            if failures:
+                path, reason = paths[failures[0].position], failures[0].reason
+                raise UserError(f"{path} cannot be read as an image: {reason}")
             yield key, (pixels.permute(0, 3, 1, 2), torch.tensor(labels))
             submit(1)
 
