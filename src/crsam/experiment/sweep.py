@@ -76,20 +76,24 @@ def sweep(
             study = _study(optuna, recipe, place)
             _revive(optuna, study, place)
         with bar("trials", wanted, done=_num_begun(optuna, study)) as advance:
-            while _num_begun(optuna, study) < wanted:
-                if stop.asked:
-                    raise Stopped
-                trial = study.ask()
-                trial.set_user_attr("worker", worker)
+            while True:
+                with _alone(place):  # so that no two begin the last one
+                    if _num_begun(optuna, study) >= wanted:
+                        break
+                    if stop.asked:
+                        raise Stopped
+                    trial = study.ask()
+                    trial.set_user_attr("worker", worker)
                 note = _try(optuna, study, trial, recipe, ranges, place, world)
                 advance(note=note)
                 if not on_terminal():
                     say(note)
-    found = trials_of(optuna, study, place)
-    if found and found[0].accuracy is not None:
-        best = changed(bare(recipe), found[0].values)
-        best = replace(best, data=replace(best.data, validation=0.0))  # nothing is left to choose
-        checkpoint.write(place / "best.toml", to_toml(best).encode())
+    with _alone(place):  # another that ends now may know of one trial less, or of one more
+        found = trials_of(optuna, study, place)
+        if found and found[0].accuracy is not None:
+            best = changed(bare(recipe), found[0].values)
+            best = replace(best, data=replace(best.data, validation=0.0))  # nothing left to choose
+            checkpoint.write(place / "best.toml", to_toml(best).encode())
     return found
 
 

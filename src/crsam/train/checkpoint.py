@@ -16,6 +16,8 @@ from crsam.errors import UserError
 def write(path: Path, content: bytes) -> None:
     """Replaces the file in one go: a reader, or a crash, finds the old one or the new one.
 
+    For one writer at a time: who shares a file holds a lock.
+
     Raises:
         UserError: If it cannot be written; what was there before is untouched.
     """
