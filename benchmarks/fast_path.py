@@ -25,6 +25,7 @@ from crsam.data.images import Held
 from crsam.experiment.environment import environment
 from crsam.models import make_model
 from crsam.train.captured import CapturedStep
+from crsam.train.evaluate import evaluate
 from crsam.train.tally import Tally
 
 CONTESTANTS: dict[str, tuple[str, Any, dict[str, Any]]] = {
@@ -69,13 +70,17 @@ def milliseconds(step: CapturedStep, batch: Batch, count: int) -> float:
     return start.elapsed_time(end) / count
 
 
+def some_images(number: int) -> tuple[Held, Feed]:
+    images = Held(
+        torch.randint(256, (number, 3, 32, 32), dtype=torch.uint8, device="cuda"),
+        torch.randint(10, (number,), device="cuda"),
+    )
+    return images, Feed((0.49, 0.48, 0.45), (0.25, 0.24, 0.26), 10, make_augment("basic"))
+
+
 def an_epoch(step: CapturedStep, batch_size: int, times_over: int) -> float:
     """Seconds of an epoch of 50,000 images, flipped and cropped on the GPU, metrics kept."""
-    images = Held(
-        torch.randint(256, (50000, 3, 32, 32), dtype=torch.uint8, device="cuda"),
-        torch.randint(10, (50000,), device="cuda"),
-    )
-    feed = Feed((0.49, 0.48, 0.45), (0.25, 0.24, 0.26), 10, make_augment("basic"))
+    images, feed = some_images(50000)
     batches, tally, times = Batches(images, feed, batch_size), Tally(), []
     for epoch in range(times_over):
         torch.cuda.synchronize()
@@ -87,6 +92,21 @@ def an_epoch(step: CapturedStep, batch_size: int, times_over: int) -> float:
         tally.means()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
+
+
+def evaluations(model_name: str) -> dict[str, float]:
+    """Milliseconds to evaluate 10,000 images, as it is and compiled; seconds to compile."""
+    images, feed = some_images(10000)
+    model = make_model(model_name, 10).cuda().to(memory_format=torch.channels_last)
+    found: dict[str, float] = {}
+    for name, judged in {"plain": model, "compiled": torch.compile(model)}.items():
+        times = []
+        for _ in range(8):
+            start = time.perf_counter()
+            evaluate(judged, images, feed, autocast=torch.bfloat16)  # reads a number: waits
+            times.append(time.perf_counter() - start)
+        found[name] = 1e3 * statistics.median(times[1:])
+    return {**found, "seconds_to_compile": times[0]}
 
 
 def main() -> None:
@@ -147,10 +167,13 @@ def main() -> None:
     for name, ms in medians.items():
         print(f"{name:28}{ms:8.3f}{ms / first:8.3f}{ms / sam:8.3f}{epochs[name]:9.3f}"
               f"{peaks[name]:8.0f}", flush=True)  # fmt: skip
+    evaluated = evaluations(args.model) if args.epochs else {}
+    print("evaluation of 10,000 images:", {name: round(t, 1) for name, t in evaluated.items()})
     if args.out:
         asked = {key: value for key, value in vars(args).items() if key != "out"}
         result = {**environment("cuda"), **asked, "milliseconds": medians, "all": times,
-                  "seconds_per_epoch": epochs, "peak_mib": peaks}  # fmt: skip
+                  "seconds_per_epoch": epochs, "peak_mib": peaks,
+                  "evaluation": evaluated}  # fmt: skip
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(result, indent=1) + "\n")
 

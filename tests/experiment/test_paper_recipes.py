@@ -12,8 +12,8 @@ from PIL import Image
 
 from crsam.data.cifar import CIFAR10, CIFAR100
 from crsam.experiment.paper import printed
-from crsam.experiment.recipe import Choice, Train
 from crsam.experiment.run import run
+from crsam.experiment.sections import Choice, Train
 from crsam.experiment.toml import load_recipe, recipes
 from crsam.models import make_model
 from data.cifar_files import write_cifar

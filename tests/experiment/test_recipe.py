@@ -16,16 +16,8 @@ from crsam.data.augment import augmentations, make_augment
 from crsam.errors import UserError
 from crsam.experiment.options import accepted, canonical, optimizers
 from crsam.experiment.ranges import Sweep
-from crsam.experiment.recipe import (
-    Choice,
-    Data,
-    Log,
-    Loss,
-    Recipe,
-    Train,
-    as_tables,
-    differences,
-)
+from crsam.experiment.recipe import Recipe, as_tables, differences
+from crsam.experiment.sections import Choice, Data, Log, Loss, Train
 from crsam.experiment.values import RecipeError, Table, described, fitted
 from crsam.models import make_model, models
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import crsam
 from crsam.experiment.literal import literal
 from crsam.experiment.options import KINDS, accepted
-from crsam.experiment.recipe import Choice, Data, Log, Loss, Recipe, Train, differences
+from crsam.experiment.recipe import Recipe, differences
+from crsam.experiment.sections import Choice, Data, Log, Loss, Train
 from crsam.experiment.toml import load_recipe, to_toml
 from crsam.experiment.values import frozen
 from crsam.train.schedule import Schedule

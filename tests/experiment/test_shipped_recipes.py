@@ -12,7 +12,7 @@ import crsam
 from crsam.data.augment import make_augment
 from crsam.experiment.fair.file import load_study
 from crsam.experiment.options import optimizers
-from crsam.experiment.recipe import Choice, Data, Train
+from crsam.experiment.sections import Choice, Data, Train
 from crsam.experiment.toml import load_recipe, recipes, studies
 from crsam.models import make_model
 from crsam.train.schedule import Schedule

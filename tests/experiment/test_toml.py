@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from crsam.errors import UserError
-from crsam.experiment.recipe import Choice, Recipe, Train, differences
+from crsam.experiment.recipe import Recipe, differences
+from crsam.experiment.sections import Choice, Train
 from crsam.experiment.toml import load_recipe
 from crsam.train.schedule import Schedule
 

@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from crsam.errors import UserError
-from crsam.experiment.recipe import Choice, Recipe
+from crsam.experiment.recipe import Recipe
 from crsam.experiment.run import evaluate_run, run
+from crsam.experiment.sections import Choice
 from crsam.experiment.toml import load_recipe, to_toml
 from crsam.models import make_model
 from experiment.runs import tiny

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,16 +12,12 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 import crsam
-from crsam import data
-from crsam.data.augment import Augmentation, Flip, Inception, make_augment
-from crsam.data.augment import options as augment_options
-from crsam.data.batches import Batches, Feed, derive
-from crsam.data.broken import Broken
-from crsam.data.images import Images
+from crsam.data.batches import Batches, derive
 from crsam.errors import UserError
 from crsam.experiment.init import Started, read_init
-from crsam.experiment.options import optimizers
-from crsam.experiment.recipe import Data, Recipe
+from crsam.experiment.options import naming, optimizers
+from crsam.experiment.recipe import Recipe
+from crsam.experiment.splits import Splits, build_data
 from crsam.models import make_model
 from crsam.models import options as model_options
 from crsam.models.weights import head_of
@@ -38,22 +31,6 @@ from crsam.train.step import EagerStep
 
 BFLOAT16_FLOOR = 1e-5
 """Differences of losses computed in bfloat16 are not to be trusted below this share of the loss."""
-
-
-@dataclass(frozen=True)
-class Splits:
-    """The data of a run."""
-
-    train: Images
-    validation: Images | None
-    """Held out of the training set, to choose by; its labels are as wrong as those."""
-    test: Images
-    """To be looked at once, at the end."""
-    feed: Feed
-    classes: tuple[str, ...]
-    """The name of each label."""
-    broken: tuple[Broken, ...] = ()
-    """Images that could not be read, as they are found."""
 
 
 @dataclass(frozen=True)
@@ -176,83 +153,6 @@ def looks_at_samples(optimizer: Optimizer) -> bool:
     return any(part.needs_samples for part in parts)
 
 
-def build_data(recipe: Recipe, device: torch.device) -> Splits:
-    """The splits, held on the device where they fit."""
-    chosen = recipe.data
-    windows = windows_of(recipe)
-    root = str(Path(chosen.root).expanduser().absolute())
-    # What is loaded does not depend on the rest, and is kept for runs that differ in it.
-    everything = loaded(replace(chosen, root=root, validation=0.0, label_noise=0.0), windows)
-    train, validation = everything.train, None
-    if chosen.validation:
-        train, validation = data.split(train, chosen.validation)
-        if not (len(train) and len(validation)):
-            raise UserError(
-                f"data.validation = {chosen.validation} leaves {len(train)} images to train on and "
-                f"{len(validation)} to choose by"
-            )
-
-    def noisy(images: Images, purpose: str) -> Images:
-        if chosen.label_noise:
-            seed, num = derive(recipe.seed, purpose), len(everything.classes)
-            images = data.with_wrong_labels(images, chosen.label_noise, num, seed)
-        return images.to(device)
-
-    feed = Feed(
-        everything.mean,
-        everything.std,
-        len(everything.classes),
-        # Windows are cut out of the photographs: what is left to do is to flip.
-        Flip(windows.flip_share) if windows else build_augment(recipe, everything),
-        recipe.loss.mixup,
-        recipe.loss.label_smoothing,
-        input_dtype(recipe),
-    )
-    return Splits(
-        noisy(train, "labels"),
-        None if validation is None else noisy(validation, "labels of validation"),
-        everything.test.to(device),
-        feed,
-        classes=everything.classes,
-        broken=everything.broken,
-    )
-
-
-def windows_of(recipe: Recipe) -> Inception | None:
-    """The random windows of photographs to train on; None: images are augmented on the device."""
-    if recipe.data.name != "folder" or recipe.data.hold or recipe.augment.name != "inception":
-        return None
-    if recipe.data.image_size is None:
-        raise UserError("data.image_size must be given: the side that photographs are scaled to")
-    with naming("augment"):
-        return Inception(**recipe.augment.options)
-
-
-def build_augment(recipe: Recipe, dataset: data.Dataset) -> Augmentation:
-    """What is done to images on the device."""
-    given = dict(recipe.augment.options)
-    if "fill" in augment_options(recipe.augment.name):  # what is cut out gets the mean colour
-        given.setdefault("fill", tuple(round(255 * mean) for mean in dataset.mean))
-    with naming("augment"):
-        return make_augment(recipe.augment.name, **given)
-
-
-@functools.lru_cache(maxsize=1)
-def loaded(chosen: Data, windows: Inception | None) -> data.Dataset:
-    """The set; kept for the next run of this process, of which a study has many."""
-    return data.load(
-        chosen.name,
-        chosen.root,
-        image_size=chosen.image_size,
-        download=chosen.download,
-        hold=chosen.hold,
-        windows=windows,
-        middle=chosen.middle,
-        draft=chosen.draft,
-        workers=chosen.workers,
-    )
-
-
 def build_model(
     recipe: Recipe, splits: Splits, device: torch.device, *, begins: bool = True
 ) -> nn.Module:
@@ -326,20 +226,5 @@ def groups(recipe: Recipe, model: nn.Module) -> Iterable[nn.Parameter] | list[di
     return [{"params": head, "lr": lr}, {"params": others, "lr": share * lr}]
 
 
-def input_dtype(recipe: Recipe) -> torch.dtype:
-    return torch.float64 if recipe.train.precision == "float64" else torch.float32
-
-
 def autocast_of(recipe: Recipe) -> torch.dtype | None:
     return torch.bfloat16 if recipe.train.precision == "bfloat16" else None
-
-
-@contextmanager
-def naming(table: str) -> Iterator[None]:
-    """Says in which table of the recipe a value is that a constructor refuses."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{table}: {error}") from error

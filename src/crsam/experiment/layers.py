@@ -11,17 +11,8 @@ from typing import Any, get_type_hints
 from crsam.errors import UserError
 from crsam.experiment.options import accepted, canonical
 from crsam.experiment.ranges import Sweep
-from crsam.experiment.recipe import (
-    CHOICES,
-    Choice,
-    Data,
-    Log,
-    Loss,
-    Measures,
-    Recipe,
-    Train,
-    as_tables,
-)
+from crsam.experiment.recipe import CHOICES, Recipe, as_tables
+from crsam.experiment.sections import Choice, Data, Log, Loss, Measures, Train
 from crsam.experiment.values import RecipeError, fitted, unknown_key
 from crsam.train.schedule import Schedule
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -128,3 +129,14 @@ def checked(table: str, name: str, given: Mapping[str, Any], key: str) -> Table:
             also = () if table == "methods" else ("name",)
             raise unknown_key(f"{key}.{option}", name, (*also, *known))
     return Table({o: fitted(f"{key}.{o}", v, known.get(o, Any)) for o, v in given.items()})
+
+
+@contextmanager
+def naming(table: str) -> Iterator[None]:
+    """Says in which table of the recipe a value is that a constructor refuses."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{table}: {error}") from error

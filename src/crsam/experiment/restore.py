@@ -13,9 +13,10 @@ from torch import nn
 from crsam.data.batches import Feed
 from crsam.data.images import Held, Images
 from crsam.errors import UserError
-from crsam.experiment.build import Splits, build_data, build_model, input_dtype
+from crsam.experiment.build import build_model
 from crsam.experiment.folder import RunFolder
 from crsam.experiment.recipe import Recipe
+from crsam.experiment.splits import Splits, build_data, input_dtype
 from crsam.train import checkpoint
 from crsam.train.distributed import World
 

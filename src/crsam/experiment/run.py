@@ -12,11 +12,7 @@ from typing import Any
 
 from crsam.data.images import Images
 from crsam.errors import UserError
-from crsam.experiment.build import (
-    Parts,
-    autocast_of,
-    build,
-)
+from crsam.experiment.build import Parts, autocast_of, build
 from crsam.experiment.environment import environment
 from crsam.experiment.folder import MetricsLog, RunFolder, finite
 from crsam.experiment.measure import Setting, check_metrics, measure

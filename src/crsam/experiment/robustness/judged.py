@@ -13,9 +13,10 @@ from torch import Tensor
 
 from crsam.data.folder import MIDDLE
 from crsam.errors import UserError
-from crsam.experiment.build import autocast_of, windows_of
+from crsam.experiment.build import autocast_of
 from crsam.experiment.recipe import Recipe
 from crsam.experiment.restore import Restored, restored
+from crsam.experiment.splits import windows_of
 from crsam.progress import Advance
 from crsam.robust.reading import Labelled, Share
 from crsam.train.distributed import World

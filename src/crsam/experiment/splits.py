@@ -1,0 +1,117 @@
+"""The images of a run: which there are, which are trained on, what is done to them."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from crsam import data
+from crsam.data.augment import Augmentation, Flip, Inception, make_augment
+from crsam.data.augment import options as augment_options
+from crsam.data.batches import Feed, derive
+from crsam.data.broken import Broken
+from crsam.data.images import Images
+from crsam.errors import UserError
+from crsam.experiment.options import naming
+from crsam.experiment.recipe import Recipe
+from crsam.experiment.sections import Data
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The data of a run."""
+
+    train: Images
+    validation: Images | None
+    """Held out of the training set, to choose by; its labels are as wrong as those."""
+    test: Images
+    """To be looked at once, at the end."""
+    feed: Feed
+    classes: tuple[str, ...]
+    """The name of each label."""
+    broken: tuple[Broken, ...] = ()
+    """Images that could not be read, as they are found."""
+
+
+def build_data(recipe: Recipe, device: torch.device) -> Splits:
+    """The splits, held on the device where they fit."""
+    chosen = recipe.data
+    windows = windows_of(recipe)
+    root = str(Path(chosen.root).expanduser().absolute())
+    # What is loaded does not depend on the rest, and is kept for runs that differ in it.
+    everything = loaded(replace(chosen, root=root, validation=0.0, label_noise=0.0), windows)
+    train, validation = everything.train, None
+    if chosen.validation:
+        train, validation = data.split(train, chosen.validation)
+        if not (len(train) and len(validation)):
+            raise UserError(
+                f"data.validation = {chosen.validation} leaves {len(train)} images to train on and "
+                f"{len(validation)} to choose by"
+            )
+
+    def noisy(images: Images, purpose: str) -> Images:
+        if chosen.label_noise:
+            seed, num = derive(recipe.seed, purpose), len(everything.classes)
+            images = data.with_wrong_labels(images, chosen.label_noise, num, seed)
+        return images.to(device)
+
+    feed = Feed(
+        everything.mean,
+        everything.std,
+        len(everything.classes),
+        # Windows are cut out of the photographs: what is left to do is to flip.
+        Flip(windows.flip_share) if windows else build_augment(recipe, everything),
+        recipe.loss.mixup,
+        recipe.loss.label_smoothing,
+        input_dtype(recipe),
+    )
+    return Splits(
+        noisy(train, "labels"),
+        None if validation is None else noisy(validation, "labels of validation"),
+        everything.test.to(device),
+        feed,
+        classes=everything.classes,
+        broken=everything.broken,
+    )
+
+
+def windows_of(recipe: Recipe) -> Inception | None:
+    """The random windows of photographs to train on; None: images are augmented on the device."""
+    if recipe.data.name != "folder" or recipe.data.hold or recipe.augment.name != "inception":
+        return None
+    if recipe.data.image_size is None:
+        raise UserError("data.image_size must be given: the side that photographs are scaled to")
+    with naming("augment"):
+        return Inception(**recipe.augment.options)
+
+
+def build_augment(recipe: Recipe, dataset: data.Dataset) -> Augmentation:
+    """What is done to images on the device."""
+    given = dict(recipe.augment.options)
+    if "fill" in augment_options(recipe.augment.name):  # what is cut out gets the mean colour
+        given.setdefault("fill", tuple(round(255 * mean) for mean in dataset.mean))
+    with naming("augment"):
+        return make_augment(recipe.augment.name, **given)
+
+
+@functools.lru_cache(maxsize=1)
+def loaded(chosen: Data, windows: Inception | None) -> data.Dataset:
+    """The set; kept for the next run of this process, of which a study has many."""
+    return data.load(
+        chosen.name,
+        chosen.root,
+        image_size=chosen.image_size,
+        download=chosen.download,
+        hold=chosen.hold,
+        windows=windows,
+        middle=chosen.middle,
+        draft=chosen.draft,
+        workers=chosen.workers,
+    )
+
+
+def input_dtype(recipe: Recipe) -> torch.dtype:
+    return torch.float64 if recipe.train.precision == "float64" else torch.float32
