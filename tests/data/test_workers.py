@@ -180,7 +180,7 @@ def test_a_process_that_was_killed_is_told_not_waited_for(
         time.sleep(0.5)  # for each of them to have its image
         for process in decoders._processes[:count]:
             process.kill()
-        words = "was ended by signal 9, perhaps for want of memory: data.workers is 2"
+        words = "one of 2 processes that decode images was ended by signal 9, perhaps for want of"
         with pytest.raises(UserError, match=words):
             decoders.collect()
         os.close(os.open(tmp_path / "endless.jpg", os.O_RDWR))  # the other one comes to an end

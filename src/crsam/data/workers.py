@@ -218,8 +218,8 @@ class Decoders:
             if (code := process.poll()) is not None:
                 how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
                 raise UserError(
-                    f"a process that decodes images {how}, perhaps for want of memory: "
-                    f"data.workers is {self.workers}"
+                    f"one of {self.workers} processes that decode images {how}, perhaps for want "
+                    "of memory; in training, data.workers is how many there are"
                 )
 
 
