@@ -319,6 +319,53 @@ def test_test_serves_where_there_is_no_val(root: Path) -> None:
     )
 
 
+def plain(folder: Path, classes: dict[str, int]) -> Path:
+    for c, (name, count) in enumerate(classes.items()):
+        for i in range(count):
+            write(folder / name / f"{name}{i}.png", noise(8, 8, 100 * c + i))
+    return folder
+
+
+def shown(images: Images) -> set[bytes]:
+    return {each.numpy().tobytes() for each in fetched(images)}
+
+
+@pytest.mark.parametrize("hold", [True, False])
+def test_folders_of_classes_alone_are_parted_by_the_names_of_images(
+    hold: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = plain(tmp_path, {"car": 10, "train": 5, "val": 2})  # trains are a class like any other
+    both = read_folder(root, image_size=8, hold=hold)
+    assert both.classes == ("car", "train", "val")
+    assert both.train.labels.bincount().tolist() == [8, 4, 1]
+    assert both.test.labels.bincount().tolist() == [2, 1, 1]
+    train, test = shown(both.train), shown(both.test)
+    assert (len(train), len(test), len(train & test)) == (13, 4, 0)
+    said = capfd.readouterr().err
+    assert f"{root} has no train and val: 4 of 17 images, the same in every run" in said
+    again = read_folder(root, image_size=8, hold=hold)
+    assert (shown(again.train), shown(again.test)) == (train, test)
+    for i in range(10, 15):
+        write(root / "car" / f"car{i}.png", noise(8, 8, i + 200))
+    more = read_folder(root, image_size=8, hold=hold)
+    assert len(more.test) == 5
+    assert len(shown(more.test) & train) <= 1  # names decide, so few change sides
+
+
+def test_labels_of_parted_folders_are_those_of_their_images(tmp_path: Path) -> None:
+    root = plain(tmp_path, {"ant": 6, "bee": 4})
+    for part in (read_folder(root, image_size=8).train, read_folder(root, image_size=8).test):
+        for pixels, label in zip(fetched(part), part.labels):
+            owner = ("ant", "bee")[label]
+            assert any(torch.equal(pixels, pixels_of(p)) for p in (root / owner).iterdir())
+
+
+def test_a_class_of_one_image_cannot_be_parted(tmp_path: Path) -> None:
+    root = plain(tmp_path, {"ant": 6, "bee": 1})
+    message = error_of(lambda: read_folder(root, image_size=8))
+    assert f"{root / 'bee'} holds one image: too few to part" in message
+
+
 @pytest.mark.parametrize("half", ["train", "val"])
 def test_a_missing_half_is_named(root: Path, half: str) -> None:
     (root / half).rename(root / "elsewhere")

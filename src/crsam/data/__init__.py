@@ -67,7 +67,8 @@ def load(
     Args:
         name: ``"digits"``: scikit-learn's, for which no files are needed; ``"cifar10"`` and
             ``"cifar100"``: their official files; ``"tiny_imagenet"``: its folders or zip files;
-            ``"folder"``: ``root/train/CLASS`` and ``root/val/CLASS``, or archives of them;
+            ``"folder"``: ``root/train/CLASS`` and ``root/val/CLASS``, archives of them, or
+            ``root/CLASS``;
             ``"random"``: noise.
         root: Where the files are.
         image_size: Of all but CIFAR and digits: side of the square that images are scaled to; see

@@ -1,8 +1,11 @@
-"""Images in folders, ``train/CLASS/*`` and ``val/CLASS/*``, or in tar or zip files of these."""
+"""Images in folders, ``train/CLASS/*`` and ``val/CLASS/*``, or in tar or zip files of these; or in
+``CLASS/*`` alone."""
 
 from __future__ import annotations
 
 import io
+import os
+import zlib
 from pathlib import Path
 
 import torch
@@ -12,11 +15,14 @@ from crsam.data.decoded import Decoded
 from crsam.data.decoded import hold as held
 from crsam.data.decoder import View, in_colour, read
 from crsam.data.images import Dataset, Images
-from crsam.data.listing import Listing, find_split
+from crsam.data.listing import Listing, find_split, holds_classes, list_folder
 from crsam.errors import UserError
+from crsam.progress import say
 
 HOLD_LIMIT = 4 << 30
 """Bytes up to which images, of training and test together, are held decoded."""
+HELD_OUT = 0.2
+"""Of each class, what is held out as the test set where there is none."""
 MIDDLE = 0.875
 """Of the scaled shorter side of a photograph, what a model is judged on: 224 of 256 pixels."""
 
@@ -38,8 +44,10 @@ def read_folder(
 
     Each of the two may be one or several archives instead, ``root/train.tar`` or
     ``root/train-0001.zip`` and so on, or a folder of them, with members ``CLASS/NAME`` or
-    ``ANY/CLASS/NAME``; they are read where they lie. Classes are numbered in the order of their
-    names. Mean and standard deviation are ImageNet's usual ones.
+    ``ANY/CLASS/NAME``; they are read where they lie. Where there is nothing but ``root/CLASS``, a
+    fifth of each class is the test set: which images depends on their names alone, so it is the
+    same in every run. Classes are numbered in the order of their names. Mean and standard deviation
+    are ImageNet's usual ones.
 
     Args:
         root: Holds the folders or archives.
@@ -68,8 +76,10 @@ def read_folder(
     if middle is not None and not 0 < middle <= 1:
         raise UserError(f"middle must be above 0 and at most 1, got {middle}")
     _check_pillow()
-    train, test = _both(root)
-    view = _view(train, image_size, windows, middle, draft)
+    listings = _listings(root)
+    view = _view(listings[0], image_size, windows, middle, draft)
+    found = [Decoded(each, each.labels, view, workers=workers) for each in listings]
+    train, test = found if len(found) == 2 else _parted(found[0])
     # Photographs that windows are cut out of cannot be held; those to be judged on still can.
     to_hold = [train, test] if windows is None else [test]
     num_bytes = sum(map(len, to_hold)) * view.num_bytes
@@ -80,17 +90,16 @@ def read_folder(
             "and are not held, so nothing has made sure that they are of one size"
         )
 
-    def images(label: str, listing: Listing) -> Images:
-        found = Decoded(listing, listing.labels, view, workers=workers)
-        return held(found, label) if holds and listing in to_hold else found
+    def images(label: str, some: Decoded) -> Images:
+        return held(some, label) if holds and some in to_hold else some
 
     return Dataset(
         train=images("training images", train),
         test=images("test images", test),
-        classes=tuple(train.classes),
+        classes=tuple(listings[0].classes),
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
-        broken=(train.broken, test.broken),
+        broken=tuple(each.broken for each in listings),
     )
 
 
@@ -133,8 +142,10 @@ def _check_pillow() -> None:
         ) from None
 
 
-def _both(root: Path) -> tuple[Listing, Listing]:
-    """The training and the test images, of the same classes."""
+def _listings(root: Path) -> list[Listing]:
+    """The training and the test images, of the same classes; or all, to be parted."""
+    if holds_classes(root, besides=("train", "val", "test")):
+        return [list_folder(root)]
     train, test = find_split(root, "train"), find_split(root, "val", "test")
     for have, files, lack, others in (
         (train.holders[0], train.classes, test.holders[0], test.classes),
@@ -143,4 +154,23 @@ def _both(root: Path) -> tuple[Listing, Listing]:
         if missing := [name for name in files if name not in others]:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise UserError(f"{lack} has no folder for the class {missing[0]!r}{more} of {have}")
-    return train, test
+    return [train, test]
+
+
+def _parted(images: Decoded) -> tuple[Decoded, Decoded]:
+    """To train on, and to test on."""
+    listing, first = images.listing, 0
+    out = torch.zeros(len(listing), dtype=torch.bool)
+    for name, count in listing.classes.items():
+        if count < 2:
+            raise UserError(f"{listing.holders[0]}/{name} holds one image: too few to part")
+        rows = range(first, first + count)
+        by_name = sorted(rows, key=lambda i: zlib.crc32(os.fsencode(listing.names[i])))
+        out[by_name[: max(1, round(HELD_OUT * count))]] = True
+        first += count
+    if os.environ.get("RANK", "0") == "0":
+        say(
+            f"{listing.holders[0]} has no train and val: {int(out.sum())} of {len(out)} images, "
+            "the same in every run, are held out to test on"
+        )
+    return images.part((~out).nonzero().flatten()), images.part(out.nonzero().flatten())

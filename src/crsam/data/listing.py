@@ -111,6 +111,19 @@ def find_split(root: Path, *names: str) -> Listing:
     raise UserError(f"there is no folder {root / first}: {ways}{others}")
 
 
+def holds_classes(folder: Path, besides: Sequence[str]) -> bool:
+    """Whether folders of images lie right in it, and no folders or archives of these names, unless
+    such a folder is one of images too: trains are a class as good as any."""
+    if not folder.is_dir() or any(_archives(folder, name) for name in besides):
+        return False
+    inside = {entry.name: list(_visible(entry)) for entry in _visible(folder) if entry.is_dir()}
+    are_images = {
+        name: any(is_image(e.name) for e in entries) and not any(e.is_dir() for e in entries)
+        for name, entries in inside.items()
+    }
+    return any(are_images.values()) and all(are_images.get(name, True) for name in besides)
+
+
 def list_folder(folder: Path) -> Listing:
     """The images of ``folder/CLASS``.
 
