@@ -6,7 +6,7 @@ of a run are trained at once, every parameter with a first dimension of seeds. A
 first weights, order of batches and, of digits, wrong labels and split, the same for all variants.
 
     python benchmarks/variants.py --out results/variants_digits.json
-    python benchmarks/variants.py cifar10 --root data --seeds 8 --out results/variants_cifar10.json
+    python benchmarks/variants.py cifar10 --seeds 6 --epochs 20 --rhos 0.05,0.1,0.2,0.4,0.8
 
 - ``digits``: 1,437 digits, 30 % of the labels wrong, an MLP of two layers of 128
 - ``cifar10``: 5,000 of CIFAR-10's images at 8 × 8 pixels, an MLP of two layers of 256
@@ -269,12 +269,17 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(word) for word in text.split(","))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("problem", nargs="?", default="digits", choices=("digits", "cifar10"))
     parser.add_argument("--root", default="data", help="holds CIFAR-10")
     parser.add_argument("--seeds", type=int, default=32)
     parser.add_argument("--epochs", type=int)
+    parser.add_argument("--rhos", type=numbers, default=RHOS, help="with commas")
     parser.add_argument("--out", type=Path, help="a JSON file, renewed after every variant")
     parser.add_argument("--table", type=Path, help="print what is in this file, and no more")
     args = parser.parse_args()
@@ -290,14 +295,14 @@ def main() -> None:
         "problem": args.problem,
         "seeds": args.seeds,
         "epochs": problem.epochs,
-        "rhos": RHOS,
+        "rhos": args.rhos,
         "adaptive_rho": f"{ADAPTIVE} times",
         **environment(torch.device("cpu")),
         "accuracies": {},
     }
     for name, variant in VARIANTS.items():
         began, runs = time.perf_counter(), {}
-        for rho in RHOS:
+        for rho in args.rhos:
             radius = rho * (ADAPTIVE if variant.adaptive else 1.0)
             runs[str(rho)] = accuracies(problem, variant, radius)
         result["accuracies"][name] = runs

@@ -105,9 +105,8 @@ def test_the_script_writes_what_its_table_shows(
 ) -> None:
     names = ("SAM", "log, α = 0.1", "ASAM")
     monkeypatch.setattr(variants, "VARIANTS", {n: variants.VARIANTS[n] for n in names})
-    monkeypatch.setattr(variants, "RHOS", (0.1, 0.3))
     file = tmp_path / "v.json"
-    words = ["--seeds", "4", "--epochs", "2", "--out", str(file)]
+    words = ["--seeds", "4", "--epochs", "2", "--rhos", "0.1,0.3", "--out", str(file)]
     monkeypatch.setattr(sys, "argv", ["variants", *words])
     variants.main()
     shown = capsys.readouterr().out
