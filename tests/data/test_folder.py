@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import warnings
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -341,6 +342,8 @@ def test_folders_of_classes_alone_are_parted_by_the_names_of_images(
     assert both.test.labels.bincount().tolist() == [2, 1, 1]
     train, test = shown(both.train), shown(both.test)
     assert (len(train), len(test), len(train & test)) == (13, 4, 0)
+    names = sorted((f"car/car{i}.png" for i in range(10)), key=lambda n: zlib.crc32(n.encode()))
+    assert {pixels_of(root / name).numpy().tobytes() for name in names[:2]} < test
     said = capfd.readouterr().err
     assert f"{root} has no train and val: 4 of 17 images, the same in every run" in said
     again = read_folder(root, image_size=8, hold=hold)
