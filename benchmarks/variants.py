@@ -12,7 +12,8 @@ first weights, order of batches and, of digits, wrong labels and split, the same
 - ``cifar10``: 5,000 of CIFAR-10's images at 8 × 8 pixels, an MLP of two layers of 256
 
 No variant is judged on seeds that its ρ was chosen on: ρ is that which is best in one half of the
-seeds, and counts in the other half. ``--table FILE`` prints what is in a file.
+seeds, and counts in the other half. What is in the file already is not run again; ``--table FILE``
+prints it.
 """
 
 from __future__ import annotations
@@ -68,6 +69,9 @@ class Variant:
 VARIANTS = {
     "SAM": Variant("none"),
     "linear, α = 0.5": Variant("linear", 0.5, 0.1),
+    "linear, curvature alone": Variant("linear", 0.5, 0.0),
+    "linear, slope alone": Variant("linear", 0.0, 0.5),
+    "linear, less curvature": Variant("linear", -0.25, 0.0),
     "log, α = 0.1": Variant(),
     "log, α = 0.03": Variant(alpha=0.03, beta=0.003),
     "log, α = 0.01": Variant(alpha=0.01, beta=0.001),
@@ -291,16 +295,21 @@ def main() -> None:
         problem = digits_problem(args.seeds, args.epochs)
     else:
         problem = cifar10_problem(args.seeds, args.epochs, args.root)
-    result: dict[str, Any] = {
+    asked = {
         "problem": args.problem,
         "seeds": args.seeds,
         "epochs": problem.epochs,
-        "rhos": args.rhos,
+        "rhos": list(args.rhos),
         "adaptive_rho": f"{ADAPTIVE} times",
-        **environment(torch.device("cpu")),
-        "accuracies": {},
     }
+    result: dict[str, Any] = {**asked, **environment(torch.device("cpu")), "accuracies": {}}
+    known = json.loads(args.out.read_text()) if args.out and args.out.exists() else result
+    if any(known[key] != value for key, value in asked.items()):
+        raise SystemExit(f"{args.out} holds other runs: give another --out")
     for name, variant in VARIANTS.items():
+        if name in known["accuracies"]:
+            result["accuracies"][name] = known["accuracies"][name]
+            continue
         began, runs = time.perf_counter(), {}
         for rho in args.rhos:
             radius = rho * (ADAPTIVE if variant.adaptive else 1.0)

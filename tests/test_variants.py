@@ -114,6 +114,13 @@ def test_the_script_writes_what_its_table_shows(
     assert set(result["accuracies"]) == set(names)
     assert all(len(runs["0.3"]) == 4 for runs in result["accuracies"].values())
     assert variants.table(result) in shown
+    monkeypatch.setattr(variants, "accuracies", None)  # what is there is not run again
+    variants.main()
+    assert json.loads(file.read_text())["accuracies"] == result["accuracies"]
+    monkeypatch.setattr(sys, "argv", ["variants", *words[2:]])
+    with pytest.raises(SystemExit, match="holds other runs"):
+        variants.main()
+    capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["variants", "--table", str(file)])
     variants.main()
     assert capsys.readouterr().out.strip() == variants.table(result)
