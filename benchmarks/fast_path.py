@@ -95,7 +95,7 @@ def an_epoch(step: CapturedStep, batch_size: int, times_over: int) -> float:
 
 
 def evaluations(model_name: str) -> dict[str, float]:
-    """Milliseconds to evaluate 10,000 images, as it is and compiled; seconds to compile."""
+    """Milliseconds to evaluate 10,000 images, as they are and compiled; seconds to compile."""
     images, feed = some_images(10000)
     model = make_model(model_name, 10).cuda().to(memory_format=torch.channels_last)
     found: dict[str, float] = {}
@@ -167,8 +167,9 @@ def main() -> None:
     for name, ms in medians.items():
         print(f"{name:28}{ms:8.3f}{ms / first:8.3f}{ms / sam:8.3f}{epochs[name]:9.3f}"
               f"{peaks[name]:8.0f}", flush=True)  # fmt: skip
-    evaluated = evaluations(args.model) if args.epochs else {}
-    print("evaluation of 10,000 images:", {name: round(t, 1) for name, t in evaluated.items()})
+    evaluated = evaluations(args.model) if args.epochs and not args.no_compile else {}
+    if evaluated:
+        print("evaluation of 10,000 images:", {name: round(t, 1) for name, t in evaluated.items()})
     if args.out:
         asked = {key: value for key, value in vars(args).items() if key != "out"}
         result = {**environment("cuda"), **asked, "milliseconds": medians, "all": times,

@@ -38,7 +38,7 @@ def by_the_library(module: Any, problem: Any, seed: int, objective: Any, adaptiv
             mine.copy_(theirs[seed].double().T if mine.ndim > 1 else theirs[seed, 0].double())
     base = torch.optim.SGD(model.parameters(), problem.lr, 0.9, weight_decay=5e-4)
     ascent = Adaptive(RHO) if adaptive else crsam.optim.Gradient(RHO)
-    opt = crsam.SharpnessAware(base, ascent, objective, warmup=200)
+    opt = crsam.SharpnessAware(base, ascent, objective, warmup=module.WARMUP)
     steps = problem.y.shape[1] // problem.batch
     for epoch in range(problem.epochs):
         draws = torch.Generator().manual_seed(1000 * seed + epoch)
@@ -72,7 +72,10 @@ def by_the_library(module: Any, problem: Any, seed: int, objective: Any, adaptiv
         ("ASAM, log", Curvature()),
     ],
 )
-def test_steps_are_those_of_the_library(variants: Any, name: str, objective: Any) -> None:
+def test_steps_are_those_of_the_library(
+    variants: Any, name: str, objective: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(variants, "WARMUP", 20)
     problem = variants.digits_problem(SEEDS, 2)
     problem = problem._replace(x=problem.x.double())
     variant = variants.VARIANTS[name]
@@ -82,6 +85,78 @@ def test_steps_are_those_of_the_library(variants: Any, name: str, objective: Any
         for mine, p in zip(found, theirs, strict=True):
             expected = p.T if p.ndim > 1 else p
             torch.testing.assert_close(mine[seed].squeeze(), expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"form": "linear", "alpha": 0.5, "beta": 0.1},
+        {"soft": 0.01},
+        {"mean": 0.9},
+        {"relative": True},
+        {"follows": True},
+        {"random": True},
+        {"form": "linear", "random": True},
+    ],
+)
+def test_regularizers_are_gradients_of_what_they_say(variants: Any, options: Any) -> None:
+    """Of α f(d_2) + β f(d_1) by autograd, e held fixed; twice, for what is remembered."""
+    variant = variants.Variant(trust=math.inf, **options)
+    problem = variants.digits_problem(SEEDS, 1)
+    params = [p.double() for p in variants.first_weights(problem, SEEDS)]
+    regularizer, rate = variants.Regularizer(variant), 0.7
+    draws, seen = torch.Generator().manual_seed(1), []
+    for k in range(2):
+        batch = (problem.x[:, 64 * k : 64 * k + 64].double(), problem.y[:, 64 * k : 64 * k + 64])
+        l_0, g_0 = variants.look(params, *batch)
+        e = variants.offset(variant, params, g_0, 0.1)
+        plus = variants.look([p + d for p, d in zip(params, e)], *batch)
+        found = regularizer(params, e, batch, l_0, g_0, plus, rate)
+        if variant.random:
+            e = [torch.randn(p.shape, generator=draws, dtype=p.dtype) for p in params]
+            e = [d * (0.1 / variants.norm(e)) for d in e]
+        leaves = [p.clone().requires_grad_() for p in params]
+
+        def loss(sign: int, leaves: Any = leaves, e: Any = e, batch: Any = batch) -> Tensor:
+            z = variants.logits([p + sign * d for p, d in zip(leaves, e)], batch[0])
+            return F.cross_entropy(z.transpose(1, 2), batch[1], reduction="none").mean(1)
+
+        up, center, down = loss(1), loss(0), loss(-1)
+        d_1, d_2 = up - down, up + down - 2 * center
+        if variant.random:
+            d_1 = d_1.abs()
+        seen.append((d_1.detach(), d_2.detach()))
+        total = torch.zeros(())
+        for weight, d, before in zip((variant.beta, variant.alpha), (d_1, d_2), seen[0]):
+            if variant.form == "linear":
+                term = d
+            elif variant.mean:
+                mean = d.detach() if k == 0 else (0.09 * before + 0.1 * d.detach()) / 0.19
+                term = torch.where(mean > 0, d / mean, 0.0)
+            else:
+                positive = d.detach() + variant.soft > 0
+                term = torch.where(positive, (d + variant.soft).clamp_min(1e-30).log(), 0.0)
+                term = term * center.detach() if variant.relative else term
+            total = total + weight * (rate if variant.follows else 1.0) * term.sum()
+        for mine, theirs in zip(found, torch.autograd.grad(total, leaves), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("by_layer", [True, False])
+def test_the_bound_is_of_the_whole_or_of_every_tensor(variants: Any, by_layer: bool) -> None:
+    problem = variants.digits_problem(SEEDS, 1)
+    params = variants.first_weights(problem, SEEDS)
+    batch = (problem.x[:, :64], problem.y[:, :64])
+    l_0, g_0 = variants.look(params, *batch)
+    variant = variants.Variant(trust=1e-3, by_layer=by_layer)
+    e = variants.offset(variant, params, g_0, 0.1)
+    plus = variants.look([p + d for p, d in zip(params, e)], *batch)
+    found = variants.Regularizer(variant)(params, e, batch, l_0, g_0, plus, 1.0)
+    pairs = [([a], [b]) for a, b in zip(found, plus[1])] if by_layer else [(found, plus[1])]
+    for some, beside in pairs:
+        ratio = variants.norm(some) / variants.norm(beside)
+        torch.testing.assert_close(ratio, torch.full_like(ratio, 1e-3))
 
 
 def test_no_two_variants_are_the_same(variants: Any) -> None:
@@ -104,7 +179,8 @@ def test_the_script_writes_what_its_table_shows(
     tmp_path: Path,
 ) -> None:
     names = ("SAM", "log, α = 0.1", "ASAM")
-    monkeypatch.setattr(variants, "VARIANTS", {n: variants.VARIANTS[n] for n in names})
+    every = variants.VARIANTS
+    monkeypatch.setattr(variants, "VARIANTS", {n: every[n] for n in names})
     file = tmp_path / "v.json"
     words = ["--seeds", "4", "--epochs", "2", "--rhos", "0.1,0.3", "--out", str(file)]
     monkeypatch.setattr(sys, "argv", ["variants", *words])
@@ -114,9 +190,15 @@ def test_the_script_writes_what_its_table_shows(
     assert set(result["accuracies"]) == set(names)
     assert all(len(runs["0.3"]) == 4 for runs in result["accuracies"].values())
     assert variants.table(result) in shown
-    monkeypatch.setattr(variants, "accuracies", None)  # what is there is not run again
+    ran: list[Any] = []  # what is there is not run again, and not lost
+    monkeypatch.setattr(variants, "accuracies", lambda p, v, rho: ran.append(v) or [1.0] * 4)
+    more = ("SAM", "log, α = 0.03", "log, α = 0.1", "ASAM")
+    monkeypatch.setattr(variants, "VARIANTS", {n: every[n] for n in more})
     variants.main()
-    assert json.loads(file.read_text())["accuracies"] == result["accuracies"]
+    assert ran == [every["log, α = 0.03"]] * 2
+    later = json.loads(file.read_text())["accuracies"]
+    assert {name: later[name] for name in names} == result["accuracies"]
+    monkeypatch.setattr(variants, "VARIANTS", {n: every[n] for n in names})
     monkeypatch.setattr(sys, "argv", ["variants", *words[2:]])
     with pytest.raises(SystemExit, match="holds other runs"):
         variants.main()

@@ -335,9 +335,9 @@ def shown(images: Images) -> set[bytes]:
 def test_folders_of_classes_alone_are_parted_by_the_names_of_images(
     hold: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    root = plain(tmp_path, {"car": 10, "train": 5, "val": 2})  # trains are a class like any other
+    root = plain(tmp_path, {"car": 10, "train": 5, "van": 2})  # trains are a class like any other
     both = read_folder(root, image_size=8, hold=hold)
-    assert both.classes == ("car", "train", "val")
+    assert both.classes == ("car", "train", "van")
     assert both.train.labels.bincount().tolist() == [8, 4, 1]
     assert both.test.labels.bincount().tolist() == [2, 1, 1]
     train, test = shown(both.train), shown(both.test)
@@ -367,6 +367,48 @@ def test_a_class_of_one_image_cannot_be_parted(tmp_path: Path) -> None:
     root = plain(tmp_path, {"ant": 6, "bee": 1})
     message = error_of(lambda: read_folder(root, image_size=8))
     assert f"{root / 'bee'} holds one image: too few to part" in message
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [
+        {"train": 5, "test": 2},  # without labels
+        {"train": 5, "val": 2},
+        {"cat": 5, "dog": 5, "test": 3},
+        {"train": 5},
+        {"samples": 5},
+    ],
+)
+def test_what_may_be_another_layout_is_not_parted(tmp_path: Path, classes: dict[str, int]) -> None:
+    with pytest.raises(UserError, match=r"/CLASS"):
+        read_folder(plain(tmp_path, classes), image_size=8)
+
+
+def test_folders_of_images_beside_splits_are_left_alone(root: Path) -> None:
+    plain(root, {"samples": 3, "screenshots": 3})
+    assert read_folder(root, image_size=8).classes == ("Bee", "ant", "cat")
+    (root / "val").rename(root / "test")
+    assert read_folder(root, image_size=8).classes == ("Bee", "ant", "cat")
+
+
+def test_packed_splits_beside_folders_of_images_are_not_overlooked(tmp_path: Path) -> None:
+    plain(tmp_path, {"samples": 3, "screenshots": 3})
+    (tmp_path / "train.tar.gz").write_bytes(b"")
+    message = error_of(lambda: read_folder(tmp_path, image_size=8))
+    assert "train.tar.gz cannot be read in parts" in message
+
+
+def test_a_folder_that_may_not_be_read_is_named(root: Path, monkeypatch: Any) -> None:
+    scandir = os.scandir
+
+    def refusing(folder: Any) -> Any:
+        if os.fspath(folder).endswith("cat"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    message = error_of(lambda: read_folder(root))
+    assert f"cannot read {root / 'train' / 'cat'}: Permission denied" in message
 
 
 @pytest.mark.parametrize("half", ["train", "val"])

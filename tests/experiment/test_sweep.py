@@ -178,7 +178,7 @@ def test_two_workers_share_a_sweep_and_a_killed_ones_trial_is_taken_over(tmp_pat
     assert all(t.state in ("complete", "pruned") for t in found)
 
 
-def test_the_best_is_looked_up_and_written_by_one_worker_at_a_time(
+def test_trials_are_counted_and_the_best_is_written_by_one_worker_at_a_time(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
     alone: list[bool] = []
@@ -190,11 +190,17 @@ def test_the_best_is_looked_up_and_written_by_one_worker_at_a_time(
 
         return seen
 
-    monkeypatch.setattr(sweeping, "trials_of", noted(sweeping.trials_of))
+    study = sys.modules["optuna"].study.Study
+    monkeypatch.setattr(study, "ask", noted(study.ask))
+    monkeypatch.setattr(sweeping, "_num_begun", noted(sweeping._num_begun))
     sweep(tiny(*RANGES), tmp_path, trials=1)
+    assert alone[1:] == [True, True, True]  # counted, asked, counted; the first is for the bar
+    alone.clear()
+    monkeypatch.setattr(sweeping, "_num_begun", lambda *_: 1)  # all are there
+    monkeypatch.setattr(sweeping, "trials_of", noted(sweeping.trials_of))
     monkeypatch.setattr(sweeping.checkpoint, "write", noted(sweeping.checkpoint.write))
-    sweep(tiny(*RANGES), tmp_path, trials=1)  # all there: the best alone is written
-    assert alone == [True, True, True]
+    sweep(tiny(*RANGES), tmp_path, trials=1)
+    assert alone == [True, True]
 
 
 def test_without_optuna_one_line_says_what_to_install(tmp_path: Path, monkeypatch: Any) -> None:

@@ -45,9 +45,9 @@ def read_folder(
     Each of the two may be one or several archives instead, ``root/train.tar`` or
     ``root/train-0001.zip`` and so on, or a folder of them, with members ``CLASS/NAME`` or
     ``ANY/CLASS/NAME``; they are read where they lie. Where there is nothing but ``root/CLASS``, a
-    fifth of each class is the test set: which images depends on their names alone, so it is the
-    same in every run. Classes are numbered in the order of their names. Mean and standard deviation
-    are ImageNet's usual ones.
+    fifth of each class is the test set: which images depends on the names of all, so it is the same
+    in every run as long as those are. Classes are numbered in the order of their names. Mean and
+    standard deviation are ImageNet's usual ones.
 
     Args:
         root: Holds the folders or archives.
@@ -144,7 +144,7 @@ def _check_pillow() -> None:
 
 def _listings(root: Path) -> list[Listing]:
     """The training and the test images, of the same classes; or all, to be parted."""
-    if holds_classes(root, besides=("train", "val", "test")):
+    if holds_classes(root):
         return [list_folder(root)]
     train, test = find_split(root, "train"), find_split(root, "val", "test")
     for have, files, lack, others in (

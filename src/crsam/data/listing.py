@@ -111,17 +111,30 @@ def find_split(root: Path, *names: str) -> Listing:
     raise UserError(f"there is no folder {root / first}: {ways}{others}")
 
 
-def holds_classes(folder: Path, besides: Sequence[str]) -> bool:
-    """Whether folders of images lie right in it, and no folders or archives of these names, unless
-    such a folder is one of images too: trains are a class as good as any."""
-    if not folder.is_dir() or any(_archives(folder, name) for name in besides):
+def holds_classes(folder: Path) -> bool:
+    """Whether it holds folders of classes, two or more, and no splits.
+
+    Splits are folders or archives called train, val or test. Of these, train alone may be a class:
+    there are pictures of trains.
+    """
+    if not folder.is_dir():
         return False
-    inside = {entry.name: list(_visible(entry)) for entry in _visible(folder) if entry.is_dir()}
-    are_images = {
-        name: any(is_image(e.name) for e in entries) and not any(e.is_dir() for e in entries)
-        for name, entries in inside.items()
-    }
-    return any(are_images.values()) and all(are_images.get(name, True) for name in besides)
+    entries = list(_visible(folder))
+    packed = [e.name for e in entries if e.name.lower().endswith((*SUFFIXES, *PACKED))]
+    if any(name.startswith(("train", "val", "test")) for name in packed):
+        return False
+    inside = {entry.name: entry for entry in entries if entry.is_dir()}
+    if "val" in inside or "test" in inside:
+        return False
+    if "train" in inside and not _is_class(inside["train"]):
+        return False
+    return sum(map(_is_class, inside.values())) >= 2
+
+
+def _is_class(folder: os.DirEntry[str]) -> bool:
+    """Whether there are images right in it, and no further folders."""
+    entries = list(_visible(folder))
+    return any(is_image(e.name) for e in entries) and not any(e.is_dir() for e in entries)
 
 
 def list_folder(folder: Path) -> Listing:
@@ -251,8 +264,11 @@ def _files_of_class(folder: os.DirEntry[str]) -> tuple[list[str], list[str]]:
 
 def _visible(folder: Path | os.DirEntry[str]) -> Iterator[os.DirEntry[str]]:
     """What is in a folder, by name: the order of a file system is its own."""
-    with os.scandir(folder) as entries:
-        shown = [entry for entry in entries if not entry.name.startswith(".")]
+    try:
+        with os.scandir(folder) as entries:
+            shown = [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise UserError(f"cannot read {os.fspath(folder)}: {error.strerror}") from error
     yield from sorted(shown, key=lambda entry: entry.name)
 
 
