@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import shutil
 import sys
 import warnings
 import zlib
@@ -389,6 +390,10 @@ def test_folders_of_images_beside_splits_are_left_alone(root: Path) -> None:
     assert read_folder(root, image_size=8).classes == ("Bee", "ant", "cat")
     (root / "val").rename(root / "test")
     assert read_folder(root, image_size=8).classes == ("Bee", "ant", "cat")
+    shutil.rmtree(root / "test")
+    assert f"there is no folder {root / 'val'}" in error_of(lambda: read_folder(root))
+    stray = write(root / "train" / "stray.png")
+    assert f"{stray} must lie in the folder of its class" in error_of(lambda: read_folder(root))
 
 
 def test_packed_splits_beside_folders_of_images_are_not_overlooked(tmp_path: Path) -> None:
