@@ -6,7 +6,7 @@ of a run are trained at once, every parameter with a first dimension of seeds. A
 first weights, order of batches and, of digits, wrong labels and split, the same for all variants.
 
     python benchmarks/variants.py --out results/variants_digits.json
-    python benchmarks/variants.py cifar10 --seeds 6 --epochs 20 --rhos 0.05,0.1,0.2,0.4,0.8
+    python benchmarks/variants.py cifar10 --seeds 6 --epochs 20 --out results/variants_cifar10.json
 
 - ``digits``: 1,437 digits, 30 % of the labels wrong, an MLP of two layers of 128
 - ``cifar10``: 5,000 of CIFAR-10's images at 8 × 8 pixels, an MLP of two layers of 256
