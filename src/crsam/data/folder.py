@@ -170,7 +170,7 @@ def _parted(images: Decoded) -> tuple[Decoded, Decoded]:
         first += count
     if os.environ.get("RANK", "0") == "0":
         say(
-            f"{listing.holders[0]} has no train and val: {int(out.sum())} of {len(out)} images, "
-            "the same in every run, are held out to test on"
+            f"{listing.holders[0]} is not parted into train and val: {int(out.sum())} of "
+            f"{len(out)} images, the same ones in every run, are held out to test on"
         )
     return images.part((~out).nonzero().flatten()), images.part(out.nonzero().flatten())

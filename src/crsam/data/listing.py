@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -121,7 +122,7 @@ def holds_classes(folder: Path) -> bool:
         return False
     entries = list(_visible(folder))
     packed = [e.name for e in entries if e.name.lower().endswith((*SUFFIXES, *PACKED))]
-    if any(name.startswith(("train", "val", "test")) for name in packed):
+    if any(re.match(r"(train|val|test)(?![a-z])", name, re.IGNORECASE) for name in packed):
         return False
     inside = {entry.name: entry for entry in entries if entry.is_dir()}
     if "val" in inside or "test" in inside:
