@@ -177,3 +177,28 @@ def test_curves_have_an_entry_an_epoch_and_fewer_if_the_file_grows_too_long(tmp_
     assert (tmp_path / "deep/er/study.json").stat().st_size < LIMIT
     written = json.loads((tmp_path / "deep/er/study.json").read_text())
     assert written["runs"][0]["epochs"]["epoch"][-1] == 2999
+
+
+def test_a_summary_has_what_runs_were_judged_on_since(tmp_path: Path) -> None:
+    study = small(tmp_path)
+    pretend(study, tmp_path, lambda job: 50.0, data_wait=0.0123)
+    progress = look(study, tmp_path)
+    first, *others = (tmp_path / job.place for job in progress.jobs if job.result is not None)
+    for place in (first, *others):
+        (place / "environment.json").write_text('{"versions": {"torch": "2"}, "hardware": "x"}')
+        (place / "metrics.jsonl").write_text("")
+    section = {"num_images": 7, "mean_accuracy": None, "missing": ["fog/3"], "errors": {},
+               "accuracy": {"fog": [100 / 3, None]}, "root": "/elsewhere"}  # fmt: skip
+    (first / "robustness.json").write_text(json.dumps({"imagenet_c": section}))
+    write_summary(progress, tmp_path, tmp_path / "study.json")
+    judged, *rest = json.loads((tmp_path / "study.json").read_text())["runs"]
+    assert judged["data_wait"] == 0.0123
+    assert judged["robustness"] == {
+        "imagenet_c": {
+            "num_images": 7,
+            "mean_accuracy": None,
+            "missing": ["fog/3"],
+            "accuracy": {"fog": [33.33, None]},
+        }
+    }
+    assert not any("robustness" in run for run in rest)

@@ -11,13 +11,14 @@ from crsam.experiment.fair.jobs import Job, Progress
 from crsam.experiment.fair.verdict import verdict
 from crsam.experiment.folder import RunFolder, finite
 from crsam.experiment.recipe import as_tables, flat
+from crsam.experiment.robustness.section import read_sections
 from crsam.train import checkpoint
 
 LIMIT = 200_000
 """Bytes; of a longer summary the curves have fewer points."""
 KIND = "crsam study"
 RESULTS = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss", "train_loss",
-           "gradient_norm", "sharpness", "steps", "seconds", "seconds_per_epoch",
+           "gradient_norm", "sharpness", "steps", "seconds", "seconds_per_epoch", "data_wait",
            "diverged_at")  # fmt: skip
 CURVES = {
     "train": ("loss", "accuracy", "grad_norm", "sharpness", "curvature", "regularizer",
@@ -25,6 +26,9 @@ CURVES = {
     "validation": ("accuracy", "loss"),
 }  # fmt: skip
 """What is kept of the lines of each kind."""
+ROBUSTNESS = ("num_images", "num_classes", "mean_accuracy", "mce", "missing", "accuracy", "commit",
+              "hardware")  # fmt: skip
+"""What is kept of each set that ``crsam evaluate`` has judged a run on."""
 
 
 def write_summary(progress: Progress, folder: Path, file: Path) -> None:
@@ -90,8 +94,17 @@ def _run(job: Job, folder: Path, base: Mapping[str, Any], every: int) -> dict[st
         "torch": origin["versions"]["torch"],
         **{key: rounded(job.result.get(key)) for key in RESULTS},
         **({"measures": _rounded(job.measures)} if job.measures else {}),
+        **_robustness(place.path),
         "epochs": curves(place.metrics(), every),
     }
+
+
+def _robustness(folder: Path) -> dict[str, Any]:
+    sets = {
+        name: _rounded({key: section[key] for key in ROBUSTNESS if key in section})
+        for name, section in read_sections(folder).items()
+    }
+    return {"robustness": sets} if sets else {}
 
 
 def curves(lines: list[dict[str, Any]], every: int = 1) -> dict[str, list[Any]]:
@@ -120,4 +133,8 @@ def _rounded(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 def rounded(value: Any) -> Any:
     """Four digits, or two behind the point of an accuracy; whole numbers stay."""
+    if isinstance(value, Mapping):
+        return _rounded(value)
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
