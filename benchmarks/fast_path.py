@@ -142,7 +142,8 @@ def main() -> None:
             steps[name](batch)
         torch.cuda.synchronize()
         peaks[name] = (torch.cuda.max_memory_allocated() - before) / 2**20
-        print(f"{name}: ready after {time.perf_counter() - start:.1f} s", flush=True)
+        spent = time.perf_counter() - start
+        print(f"{name}: ready after {spent:.1f} s", steps[name]._captured.milliseconds, flush=True)
     if args.profile:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             for _ in range(5):
@@ -173,6 +174,7 @@ def main() -> None:
     if args.out:
         asked = {key: value for key, value in vars(args).items() if key != "out"}
         result = {**environment("cuda"), **asked, "milliseconds": medians, "all": times,
+                  "ways": {name: step._captured.milliseconds for name, step in steps.items()},
                   "seconds_per_epoch": epochs, "peak_mib": peaks,
                   "evaluation": evaluated}  # fmt: skip
         args.out.parent.mkdir(parents=True, exist_ok=True)

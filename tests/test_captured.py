@@ -17,6 +17,7 @@ from crsam.data.batches import Batch
 from crsam.models import ResNet
 from crsam.optim.captured import CannotCapture, Captured, why_not
 from crsam.optim.functional import Functional
+from crsam.optim.ways import WAYS
 from crsam.train import captured as train_captured
 from crsam.train.captured import CapturedStep
 from crsam.train.step import EagerStep
@@ -127,6 +128,40 @@ def test_captured_training_is_eager_training(method: str, parallel: Any) -> None
     if method != "sgd":
         assert optimizer.report["loss"].item() == pytest.approx(losses[-1])
         assert optimizer.param_groups[0]["crsam_step"] == 30
+
+
+@gpu
+@pytest.mark.parametrize("every", [1, 2])
+def test_all_ways_are_tried_once_and_train_alike(every: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+
+    def narrow(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            logits = model(batch[0])
+        return F.cross_entropy(logits.float(), batch[1])
+
+    losses = {}
+    for kept in WAYS:
+        model = net()
+        optimizer = optimizer_of("crsam", model, rho=0.3, warmup=0, every=every)
+        functional = Functional(model, narrow, autocast=torch.bfloat16)
+        functional.batch = batch_of(0)
+        captured = Captured(optimizer, functional)
+        timed = []
+
+        def time(graph: Any, timed: list[Any] = timed, functional: Any = functional) -> float:
+            timed.append(functional.way)
+            return float(functional.way != WAYS[kept])  # noqa: B023
+
+        monkeypatch.setattr(captured, "_time", time)
+        losses[kept] = train(optimizer, functional, captured.step, 0, 30)
+        assert timed == list(WAYS.values())
+        assert functional.way == WAYS[kept]
+    first, *others = losses.values()
+    assert first[-1] < first[0]
+    for other in others:
+        assert other == pytest.approx(first, rel=0.1, abs=0.05)
 
 
 @gpu

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,8 +15,9 @@ from torch.optim import SGD, Optimizer
 from crsam import _tensors as tn
 from crsam._tensors import Tensors
 from crsam.optim.functional import Functional, FunctionalProbe
+from crsam.optim.knobs import Dice, Knobs
 from crsam.optim.sharpness import SharpnessAware
-from crsam.optim.step import Step
+from crsam.optim.ways import Way, fastest, ways
 
 T = TypeVar("T")
 NUM_EAGER = 3
@@ -67,7 +68,8 @@ class Captured:
         closure: Its ``batch`` must be the same tensors at every step, filled with new values. Its
             model must not draw random numbers, which every pass of a step would draw anew.
         parallel: Whether the two perturbed passes of CR-SAM run at the same time; ``"auto"``: if
-            that is faster, which is measured once.
+            that is faster, which is measured once. So is which of cuDNN's algorithms serve best
+            there, if it chooses among them (``torch.backends.cudnn.benchmark``).
         fuse: Compile the method's own algebra into few kernels. That takes seconds, more of
             hundreds of parameters that all differ in shape.
 
@@ -89,14 +91,16 @@ class Captured:
         self.optimizer, self.closure = optimizer, closure
         self.parallel, self.fuse = parallel, fuse
         self.milliseconds: dict[str, float] = {}
-        """Of a step with the perturbed passes one after the other, and at the same time."""
+        """Of a step with the perturbed passes run in each of the ways that were tried."""
         self._graphs: dict[Hashable, Graph] = {}
         self._num_taken: dict[Hashable, int] = {}
+        self._pairs: set[Hashable] = set()
+        """Plans that look at both sides of ``w`` at once."""
         self._reason: str | None = None
         closure.draws = True  # until the first step has shown that it does not
-        closure.parallel = parallel is True
-        self._knobs = _Knobs(optimizer)
-        self._dice = _Dice()
+        closure.way = Way(parallel is True)
+        self._knobs = Knobs(optimizer)
+        self._dice = Dice()
 
     @property
     def is_ready(self) -> bool:
@@ -120,9 +124,9 @@ class Captured:
         self._num_taken[plan] = taken + 1
         self._knobs.fill()
         if taken < NUM_EAGER:
-            return self._undone(self._eagerly)
+            return self._undone(lambda: self._eagerly(plan))
         if plan not in self._graphs:
-            self._graphs[plan] = self._undone(self._fastest)
+            self._graphs[plan] = self._undone(lambda: self._fastest(plan))
         captured = self._graphs[plan]
         if isinstance(self.optimizer, SharpnessAware):
             self._dice.seed(step)
@@ -144,19 +148,16 @@ class Captured:
             first_line = next(iter(str(error).strip().splitlines()), "")
             raise CannotCapture(f"{type(error).__name__}: {first_line}") from error
 
-    def _eagerly(self) -> Tensor:
-        """On a side stream, where lazily made things are made as a capture needs them."""
+    def _eagerly(self, plan: Hashable) -> Tensor:
         for group in self.optimizer.param_groups:
             # A fused step takes its learning rate from the device.
             group.update({key: True for key in ("fused", "capturable") if key in group})
             group["foreach"] = False
         before = _random_states() if self.closure.draws else []
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        main = torch.cuda.current_stream()
-        side.wait_stream(main)
-        with torch.cuda.stream(side), self._knobs.turned():
-            loss, report = self._take()
-        main.wait_stream(side)
+        self.closure.pairs = False
+        loss, report = self._on_the_side()
+        if self.closure.pairs:
+            self._pairs.add(plan)
         if self.closure.draws:
             self.closure.draws = False
             if not all(map(torch.equal, before, _random_states())):
@@ -164,6 +165,16 @@ class Captured:
         if isinstance(self.optimizer, SharpnessAware):
             self.optimizer._count(report)
         return loss
+
+    def _on_the_side(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """On a side stream, where lazily made things are made as a capture needs them."""
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        main = torch.cuda.current_stream()
+        side.wait_stream(main)
+        with torch.cuda.stream(side), self._knobs.turned():
+            taken = self._take()
+        main.wait_stream(side)
+        return taken
 
     def _take(self) -> tuple[Tensor, dict[str, Tensor]]:
         """All of a step that happens on the device."""
@@ -191,31 +202,42 @@ class Captured:
             loss, report = self._take()
         return Graph(graph, loss, self.closure.extra, report)
 
-    def _fastest(self) -> Graph:
-        """The plan captured, in both ways where the choice is ours, and the faster one kept."""
-        if self.parallel != "auto" or not self.closure.pairs:
+    def _fastest(self, plan: Hashable) -> Graph:
+        """The plan captured, in all ways where the choice is ours, and the fastest one kept."""
+        if plan not in self._pairs:
             return self._capture()
-        found: dict[bool, Graph] = {}
-        for self.closure.parallel in (False, True):
-            found[self.closure.parallel] = self._capture()
-        times = {parallel: self._time(graph) for parallel, graph in found.items()}
-        self.milliseconds = {"in sequence": times[False], "at once": times[True]}
-        self.closure.parallel = times[True] < times[False]
-        return found[self.closure.parallel]
+        tried = ways(self.parallel, self.closure.convolved_in())
+        name, graph, self.milliseconds = fastest(tried, self._captured_in, self._time)
+        self.closure.way = tried[name]
+        return graph
+
+    def _captured_in(self, way: Way) -> Graph:
+        self.closure.way = way
+        if way.num_choices is not None:  # cuDNN cannot choose while a graph is captured
+            with self._as_it_was():
+                self._on_the_side()
+        return self._capture()
 
     def _time(self, captured: Graph) -> float:
-        """Milliseconds of a replay; afterwards everything is as it was."""
+        """Milliseconds of a replay."""
+        with self._as_it_was():
+            captured.graph.replay()
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(NUM_TIMED):
+                captured.graph.replay()
+            torch.cuda.synchronize()
+            return 1e3 * (time.perf_counter() - start) / NUM_TIMED
+
+    @contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        """Afterwards everything is."""
         state = self._state()
         saved = tn.clone(state)
-        captured.graph.replay()
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(NUM_TIMED):
-            captured.graph.replay()
-        torch.cuda.synchronize()
-        spent = time.perf_counter() - start
-        tn.copy_(state, saved)
-        return 1e3 * spent / NUM_TIMED
+        try:
+            yield
+        finally:
+            tn.copy_(state, saved)
 
     def _state(self) -> Tensors:
         """All tensors that a step changes."""
@@ -260,71 +282,3 @@ def plain_step(optimizer: Optimizer, closure: Functional) -> Tensor:
         p.grad = grad if i in probe.seen else None
     optimizer.step()
     return evaluation.loss
-
-
-class _Dice:
-    """Generators that stay: a graph draws from them, as they are seeded when it starts."""
-
-    def __init__(self) -> None:
-        self.generators: dict[tuple[str, int], torch.Generator] = {}
-
-    def __call__(self, device: torch.device | str, stream: int, seed: int) -> torch.Generator:
-        key = str(device), stream
-        if key not in self.generators:
-            self.generators[key] = torch.Generator(device)
-        if not torch.cuda.is_current_stream_capturing():
-            self.generators[key].manual_seed(seed)
-        return self.generators[key]
-
-    def seed(self, step: Step) -> None:
-        """As the step would."""
-        for (_, stream), generator in self.generators.items():
-            generator.manual_seed(step.seed(stream))
-
-
-class _Knobs:
-    """Hyper-parameters as tensors: what a graph reads, and what the groups say at each step."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
-        device = optimizer.param_groups[0]["params"][0].device
-        self._said: dict[tuple[int, str], Any] = {}
-        self._tensors = {key: torch.zeros((), device=device) for key in self._read()}
-
-    def _read(self) -> dict[tuple[int, str], Any]:
-        groups, ours = self.optimizer.param_groups, self.optimizer
-        values = {(i, "lr"): group["lr"] for i, group in enumerate(groups)}
-        if isinstance(ours, SharpnessAware):
-            values |= {
-                (i, name): ours._value(group, name)
-                for i, group in enumerate(groups)
-                for name in ours._keys
-            }
-        return values
-
-    def fill(self) -> None:
-        """Puts what the groups say now into the tensors."""
-        for key, value in self._read().items():
-            if isinstance(value, Tensor):
-                self._tensors[key].copy_(value)
-            elif self._said.get(key) != value:
-                self._tensors[key].fill_(value)
-                self._said[key] = value
-
-    @contextmanager
-    def turned(self) -> Iterator[None]:
-        """Within, the optimizer reads the tensors."""
-        groups, ours = self.optimizer.param_groups, self.optimizer
-        rates = [group["lr"] for group in groups]
-        number = {id(group): i for i, group in enumerate(groups)}
-        try:
-            for i, group in enumerate(groups):
-                group["lr"] = self._tensors[i, "lr"]
-            if isinstance(ours, SharpnessAware):
-                ours._values = lambda group, name: self._tensors[number[id(group)], name]
-            yield
-        finally:
-            for group, rate in zip(groups, rates):
-                group["lr"] = rate
-            if isinstance(ours, SharpnessAware):
-                ours._values = None

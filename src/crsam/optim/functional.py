@@ -27,6 +27,7 @@ from crsam.optim.parallel import Parallel
 from crsam.optim.probe import Evaluation, Offset, as_scalar
 from crsam.optim.ranks import Ranks
 from crsam.optim.replay import Replay
+from crsam.optim.ways import Way, chosen_out_of
 
 LossFunction = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]
 """``loss_fn(model, batch)``: the mean loss of the batch, and, if you like, something to keep of
@@ -41,7 +42,7 @@ class Functional:
         loss_fn: See `LossFunction`.
         autocast: The dtype that the loss function autocasts to, if it does. Weights of linear and
             convolution layers are then cast all at once, instead of one by one.
-        parallel: Run the two perturbed passes of `CRSAM` on two CUDA streams.
+        parallel: Run the two perturbed passes of `CRSAM` at once, on two CUDA streams.
         compile: Compile model and loss with ``torch.compile``.
         share: Compile once for all models that are given the same value here. They must be built
             alike, have the same loss function, and stay in the mode that they are in.
@@ -67,7 +68,8 @@ class Functional:
         share: Hashable | None = None,
     ) -> None:
         self.model = model
-        self.parallel = parallel
+        self.way = Way(parallel)
+        """How the two perturbed passes of a step are run."""
         self.draws = True
         """Whether a pass may draw random numbers: every pass is then given those of the first."""
         self.pairs = False
@@ -110,6 +112,11 @@ class Functional:
     def dtypes(self, params: Sequence[Tensor]) -> tuple[torch.dtype, ...]:
         """In which each parameter is used."""
         return tuple(self._narrow.get(id(p), p.dtype) for p in params)
+
+    def convolved_in(self) -> set[torch.dtype]:
+        """The dtypes of the model's convolutions."""
+        layers = [layer for layer in self.model.modules() if isinstance(layer, _ConvNd)]
+        return set(self.dtypes([layer.weight for layer in layers]))
 
     def buffers(self) -> dict[str, Tensor]:
         """The model's own, by name; without those that `count` counts."""
@@ -257,20 +264,24 @@ class FunctionalProbe:
         Where steps are fused, gradients stay in the dtypes that they were computed in.
         """
         self.closure.pairs = True
-        ways = offset, -offset
-        if not (self.closure.parallel and self.params[0].is_cuda):
-            up, down = (self._one_of_both(self._moved(way)) for way in ways)
+        sides = offset, -offset
+        if not (self.closure.way.at_once and self.params[0].is_cuda):
+            up, down = (self._one_of_both(self._moved(side)) for side in sides)
             return up, down
+        with chosen_out_of(self.closure.way.num_choices):
+            return self._at_once(sides)
+
+    def _at_once(self, sides: tuple[Offset, Offset]) -> tuple[Evaluation, Evaluation]:
         main = torch.cuda.current_stream()
         streams = _side_streams(self.params[0].device)
         found, ready = [], main.record_event()
-        for side, (stream, way) in enumerate(zip(streams, ways)):
+        for number, (stream, side) in enumerate(zip(streams, sides)):
             stream.wait_event(ready)
             with torch.cuda.stream(stream):
-                weights = self._moved(way)
-                ready = stream.record_event()  # the other way is moved while this pass begins
-                evaluation = self._one_of_both(weights, side)
-                if not side:  # while the other pass is still under way
+                weights = self._moved(side)
+                ready = stream.record_event()  # the other side is moved while this pass begins
+                evaluation = self._one_of_both(weights, number)
+                if not number:  # while the other pass is still under way
                     evaluation = evaluation._replace(norms=tn.norms(evaluation.grads))
                 found.append(evaluation)
         for stream in streams:
