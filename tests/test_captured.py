@@ -130,38 +130,48 @@ def test_captured_training_is_eager_training(method: str, parallel: Any) -> None
         assert optimizer.param_groups[0]["crsam_step"] == 30
 
 
+def narrow(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    with torch.autocast("cuda", torch.bfloat16):
+        logits = model(batch[0])
+    return F.cross_entropy(logits.float(), batch[1])
+
+
 @gpu
 @pytest.mark.parametrize("every", [1, 2])
-def test_all_ways_are_tried_once_and_train_alike(every: int, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("kept", WAYS)
+def test_each_way_trains_as_eager_steps_do(kept: str, every: int, monkeypatch: Any) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
 
-    def narrow(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        with torch.autocast("cuda", torch.bfloat16):
-            logits = model(batch[0])
-        return F.cross_entropy(logits.float(), batch[1])
-
-    losses = {}
-    for kept in WAYS:
-        model = net()
-        optimizer = optimizer_of("crsam", model, rho=0.3, warmup=0, every=every)
-        functional = Functional(model, narrow, autocast=torch.bfloat16)
+    def run(is_captured: bool) -> tuple[Any, ...]:
+        model = net().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        optimizer = optimizer_of("crsam", model, rho=0.1, warmup=0, every=every)
+        functional = Functional(model, narrow, autocast=torch.bfloat16, compile=is_captured)
         functional.batch = batch_of(0)
+        if not is_captured:
+            return optimizer, functional, lambda: optimizer.step(functional)
         captured = Captured(optimizer, functional)
-        timed = []
 
-        def time(graph: Any, timed: list[Any] = timed, functional: Any = functional) -> float:
+        def time(_: Any) -> float:
             timed.append(functional.way)
-            return float(functional.way != WAYS[kept])  # noqa: B023
+            return float(functional.way != WAYS[kept])
 
         monkeypatch.setattr(captured, "_time", time)
-        losses[kept] = train(optimizer, functional, captured.step, 0, 30)
-        assert timed == list(WAYS.values())
-        assert functional.way == WAYS[kept]
-    first, *others = losses.values()
-    assert first[-1] < first[0]
-    for other in others:
-        assert other == pytest.approx(first, rel=0.1, abs=0.05)
+        return optimizer, functional, captured.step
+
+    timed: list[Any] = []
+    expected = train(*run(False), 0, 30)
+    optimizer, functional, step = run(True)
+    losses = train(optimizer, functional, step, 0, 30)
+    assert timed == list(WAYS.values())
+    assert functional.way == WAYS[kept]
+    # On a CPU, a change of 1e-4 in the first weights leads to 0.65 and 0.43 of these.
+    assert losses == pytest.approx(expected, rel=0.05 * every, abs=0.03 * every)
+    assert losses[-1] < 0.8 * losses[0]
+    (grad, *_) = [p.grad for group in optimizer.param_groups for p in group["params"]]
+    before = grad.clone()
+    step()
+    assert not torch.equal(grad, before)  # that of the graph which is kept
 
 
 @gpu

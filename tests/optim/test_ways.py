@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
 
 from crsam.models import make_model
-from crsam.optim.functional import Functional
+from crsam.optim.functional import Functional, FunctionalProbe
+from crsam.optim.probe import Offset
 from crsam.optim.ways import WAYS, Way, chosen_out_of, fastest, ways
 
 CUDNN: Any = torch.backends.cudnn
 IN_SEQUENCE, AT_ONCE, ANEW = WAYS
+FORBIDDEN = "ieee" if hasattr(CUDNN, "conv") else False
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +58,19 @@ def test_cudnn_chooses_anew_only_for_convolutions_in_16_bits(dtypes: set[torch.d
 
 
 def test_cudnn_does_not_choose_anew_where_it_does_not_choose(monkeypatch: Any) -> None:
+    assert list(ways(True, {torch.float16})) == [AT_ONCE, ANEW]
     monkeypatch.setattr(CUDNN, "benchmark", False)
     assert list(ways(True, {torch.float16})) == [AT_ONCE]
+
+
+def test_who_forbids_tf32_is_left_alone() -> None:
+    default = say("ieee")
+    assert list(ways(True, {torch.float16})) == [AT_ONCE]
+    say(default)
+
+
+def test_cudnn_chooses_out_of_some_but_not_of_all() -> None:
+    assert WAYS[ANEW].num_choices == 3  # 0 would be all
 
 
 def test_the_fastest_is_kept_and_no_more_than_two_are_there_at_a_time() -> None:
@@ -84,6 +97,20 @@ def test_the_fastest_is_kept_and_no_more_than_two_are_there_at_a_time() -> None:
         assert Made.alive == 0
 
 
+@pytest.mark.parametrize("bad", [AT_ONCE, ANEW])
+def test_a_way_that_fails_is_left_out_but_not_the_first(bad: str) -> None:
+    def make(way: Way) -> Way:
+        if way == WAYS[bad]:
+            raise RuntimeError("out of memory")
+        return way
+
+    name, _, times = fastest(WAYS, make, lambda way: -float(way.at_once))
+    assert name == ({AT_ONCE, ANEW} - {bad}).pop()
+    assert bad not in times
+    with pytest.raises(RuntimeError, match="out of memory"):
+        fastest({bad: WAYS[bad], **WAYS}, make, lambda way: 0.0)
+
+
 def test_a_single_way_is_not_timed() -> None:
     name, made, times = fastest(ways(False, []), lambda way: way, pytest.fail)
     assert (name, made, times) == (IN_SEQUENCE, Way(), {})
@@ -96,13 +123,51 @@ def test_cudnn_is_told_otherwise_and_then_as_before(first: str) -> None:
     with chosen_out_of(None):
         assert said() == before
     with chosen_out_of(3):
-        assert said()[0] != before[0]
-        assert said()[1] == 3
+        assert said() == (FORBIDDEN, 3)
     assert said() == before
     with pytest.raises(KeyError), chosen_out_of(3):
         raise KeyError
     assert said() == before
     say(default)
+
+
+def test_passes_at_once_are_told_and_others_are_not(monkeypatch: Any) -> None:
+    seen = []
+
+    class OnAGPU(FunctionalProbe):
+        def _at_once(self, sides: Any) -> Any:
+            seen.append(said())
+
+    model = nn.Linear(2, 2)
+    functional = Functional(model, lambda model, x: model(x).square().mean(), parallel=True)
+    assert functional.way == WAYS[AT_ONCE]
+    functional.batch = torch.ones(3, 2)
+    probe = OnAGPU(functional, list(model.parameters()))
+    offset = Offset([torch.ones_like(p) for p in model.parameters()], 0.1)
+    probe()
+    probe.both(offset)  # on a CPU, one after the other
+    assert not seen
+    probe.params = [Fake(is_cuda=True)]  # type: ignore[list-item]
+    probe.both(offset)
+    functional.way = WAYS[ANEW]
+    probe.both(offset)
+    assert seen == [said(), (FORBIDDEN, 3)]
+    functional.way = WAYS[IN_SEQUENCE]
+    probe.params = list(model.parameters())
+    probe.both(offset)
+    assert len(seen) == 2
+
+
+class Fake(NamedTuple):
+    is_cuda: bool
+
+
+def test_dtypes_of_convolutions_without_asking_for_their_weights() -> None:
+    conv = nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 4, 3))
+    before = {name: b.clone() for name, b in conv.named_buffers()}
+    functional = Functional(conv, lambda model, x: model(x).mean(), autocast=torch.float16)
+    assert functional.convolved_in()
+    assert all(torch.equal(b, before[name]) for name, b in conv.named_buffers())
 
 
 @pytest.mark.parametrize(

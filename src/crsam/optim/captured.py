@@ -54,6 +54,8 @@ class Graph(NamedTuple):
     loss: Tensor
     extra: Tensor | None
     report: dict[str, Tensor]
+    grads: list[Tensor | None]
+    """Of all parameters, as the base optimizer saw them."""
 
 
 class Captured:
@@ -97,6 +99,8 @@ class Captured:
         self._pairs: set[Hashable] = set()
         """Plans that look at both sides of ``w`` at once."""
         self._reason: str | None = None
+        self._shown: Graph | None = None
+        """Whose gradients the parameters hold."""
         closure.draws = True  # until the first step has shown that it does not
         closure.way = Way(parallel is True)
         self._knobs = Knobs(optimizer)
@@ -131,6 +135,10 @@ class Captured:
         if isinstance(self.optimizer, SharpnessAware):
             self._dice.seed(step)
         captured.graph.replay()
+        if captured is not self._shown:
+            self._shown = captured
+            for p, grad in zip(self._params(), captured.grads):
+                p.grad = grad
         self.closure.extra = captured.extra
         if isinstance(self.optimizer, SharpnessAware):
             self.optimizer._count(captured.report)
@@ -156,8 +164,7 @@ class Captured:
         before = _random_states() if self.closure.draws else []
         self.closure.pairs = False
         loss, report = self._on_the_side()
-        if self.closure.pairs:
-            self._pairs.add(plan)
+        (self._pairs.add if self.closure.pairs else self._pairs.discard)(plan)
         if self.closure.draws:
             self.closure.draws = False
             if not all(map(torch.equal, before, _random_states())):
@@ -171,10 +178,11 @@ class Captured:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         main = torch.cuda.current_stream()
         side.wait_stream(main)
-        with torch.cuda.stream(side), self._knobs.turned():
-            taken = self._take()
-        main.wait_stream(side)
-        return taken
+        try:
+            with torch.cuda.stream(side), self._knobs.turned():
+                return self._take()
+        finally:
+            main.wait_stream(side)
 
     def _take(self) -> tuple[Tensor, dict[str, Tensor]]:
         """All of a step that happens on the device."""
@@ -200,7 +208,7 @@ class Captured:
             graph.register_generator_state(generator)
         with _as_if_never_begun(), self._knobs.turned(), torch.cuda.graph(graph):
             loss, report = self._take()
-        return Graph(graph, loss, self.closure.extra, report)
+        return Graph(graph, loss, self.closure.extra, report, [p.grad for p in self._params()])
 
     def _fastest(self, plan: Hashable) -> Graph:
         """The plan captured, in all ways where the choice is ours, and the fastest one kept."""
@@ -238,6 +246,9 @@ class Captured:
             yield
         finally:
             tn.copy_(state, saved)
+
+    def _params(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def _state(self) -> Tensors:
         """All tensors that a step changes."""

@@ -116,7 +116,7 @@ class Functional:
     def convolved_in(self) -> set[torch.dtype]:
         """The dtypes of the model's convolutions."""
         layers = [layer for layer in self.model.modules() if isinstance(layer, _ConvNd)]
-        return set(self.dtypes([layer.weight for layer in layers]))
+        return set(self.dtypes([p for layer in layers for p in layer.parameters()]))
 
     def buffers(self) -> dict[str, Tensor]:
         """The model's own, by name; without those that `count` counts."""

@@ -1,9 +1,9 @@
 """Ways to run two passes that need nothing of each other, and which of them is the fastest.
 
-Beside another pass, other algorithms of cuDNN serve best than alone. Alone they are timed, though,
-and only one choice is kept for convolutions of one shape. But "of one shape" includes whether those
-in float32 may be rounded to TF32, which does nothing to those in 16 bits: said otherwise, these are
-chosen anew, and out of fewer, they are chosen differently.
+cuDNN times its algorithms alone; beside another pass, others may serve better. torch keeps one
+choice for all convolutions of one shape. But to it a shape includes whether those in float32 may be
+rounded to TF32, which does nothing to those in 16 bits: while that is forbidden, these are chosen
+anew, and out of fewer, they are chosen differently.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def ways(parallel: bool | Literal["auto"], dtypes: Iterable[torch.dtype]) -> dic
         >>> list(ways("auto", []))
         ['in sequence', 'at once']
     """
-    narrow = {torch.bfloat16, torch.float16}
-    can_choose = torch.backends.cudnn.benchmark and {*dtypes} and {*dtypes} <= narrow
+    found, narrow = set(dtypes), {torch.bfloat16, torch.float16}
+    can_choose = torch.backends.cudnn.benchmark and _is_allowed() and found and found <= narrow
     return {
         name: way
         for name, way in WAYS.items()
@@ -59,13 +59,17 @@ def fastest(
     """The name of the fastest, what was made of it, and the time of each.
 
     A single one is not timed. Of several no more than two are there at a time: they may be large.
+    The first must work; of the others, one that fails is left out.
     """
     (name, way), *others = tried.items()
     best, times = make(way), {}
     if others:
         times[name] = time(best)
     for other, way in others:
-        made = make(way)
+        try:
+            made = make(way)
+        except Exception:  # too little memory, say, for two of them
+            continue
         times[other] = time(made)
         if times[other] < times[name]:
             name, best = other, made
@@ -75,21 +79,33 @@ def fastest(
 
 @contextmanager
 def chosen_out_of(number: int | None) -> Iterator[None]:
-    """Within, cuDNN chooses anew for convolutions in 16 bits, out of so many; None: it does not."""
+    """Within, cuDNN chooses anew for convolutions in 16 bits, out of so many; None: it does not.
+
+    Those in float32 are not rounded to TF32 there.
+    """
     if number is None:
         yield
         return
-    cudnn: Any = torch.backends.cudnn
-    if hasattr(cudnn, "conv"):  # since torch 2.9, which forbids to mix this with the older one
-        owner, name = cudnn.conv, "fp32_precision"
-        other: Any = "ieee" if cudnn.conv.fp32_precision == "tf32" else "tf32"
-    else:
-        owner, name, other = cudnn, "allow_tf32", not cudnn.allow_tf32
-    before, limit = getattr(owner, name), cudnn.benchmark_limit
+    limit, is_allowed = torch.backends.cudnn.benchmark_limit, _is_allowed()
     try:
-        setattr(owner, name, other)
-        cudnn.benchmark_limit = number
+        _allow(False)
+        torch.backends.cudnn.benchmark_limit = number
         yield
     finally:
-        setattr(owner, name, before)
-        cudnn.benchmark_limit = limit
+        _allow(is_allowed)
+        torch.backends.cudnn.benchmark_limit = limit
+
+
+def _is_allowed() -> bool:
+    cudnn: Any = torch.backends.cudnn
+    if hasattr(cudnn, "conv"):  # since torch 2.9, which forbids to mix this with the older one
+        return bool(cudnn.conv.fp32_precision == "tf32")
+    return bool(cudnn.allow_tf32)
+
+
+def _allow(tf32: bool) -> None:
+    cudnn: Any = torch.backends.cudnn
+    if hasattr(cudnn, "conv"):
+        cudnn.conv.fp32_precision = "tf32" if tf32 else "ieee"
+    else:
+        cudnn.allow_tf32 = tf32

@@ -29,7 +29,7 @@ class CapturedStep:
         compile: Compile model, loss and the method's algebra first.
         share: Compile once for all steps that are given the same value; see `Functional`.
         channels_last: The memory order in which the model is given its inputs.
-        tell: Say how long it took to be ready, and which way was the faster.
+        tell: Say how long it took to be ready, and each way to run perturbed passes.
         otherwise: Takes all further steps where one turns out not to be capturable; one line says
             why. None: that is an error.
     """

@@ -187,18 +187,28 @@ def test_a_summary_has_what_runs_were_judged_on_since(tmp_path: Path) -> None:
     for place in (first, *others):
         (place / "environment.json").write_text('{"versions": {"torch": "2"}, "hardware": "x"}')
         (place / "metrics.jsonl").write_text("")
-    section = {"num_images": 7, "mean_accuracy": None, "missing": ["fog/3"], "errors": {},
-               "accuracy": {"fog": [100 / 3, None]}, "root": "/elsewhere"}  # fmt: skip
-    (first / "robustness.json").write_text(json.dumps({"imagenet_c": section}))
+    kept = {
+        "num_images": 7,
+        "num_classes": 2,
+        "step": 12,
+        "mean_accuracy": None,
+        "mce": None,
+        "relative_to": "AlexNet",
+        "missing": ["fog/3"],
+        "of_those_there": {"mean_accuracy": 33.33},
+        "commit": "abc",
+        "hardware": "a CPU",
+    }
+    sets = {
+        "imagenet_c": {**kept, "accuracy": {"fog": [100 / 3, None]}, "root": "/elsewhere"},
+        "imagenet_r": {"num_images": 5, "accuracy": 200 / 3, "command": "crsam"},
+    }
+    (first / "robustness.json").write_text(json.dumps(sets))
     write_summary(progress, tmp_path, tmp_path / "study.json")
     judged, *rest = json.loads((tmp_path / "study.json").read_text())["runs"]
     assert judged["data_wait"] == 0.0123
     assert judged["robustness"] == {
-        "imagenet_c": {
-            "num_images": 7,
-            "mean_accuracy": None,
-            "missing": ["fog/3"],
-            "accuracy": {"fog": [33.33, None]},
-        }
+        "imagenet_c": {**kept, "accuracy": {"fog": [33.33, None]}},
+        "imagenet_r": {"num_images": 5, "accuracy": 66.67},
     }
     assert not any("robustness" in run for run in rest)

@@ -26,8 +26,8 @@ CURVES = {
     "validation": ("accuracy", "loss"),
 }  # fmt: skip
 """What is kept of the lines of each kind."""
-ROBUSTNESS = ("num_images", "num_classes", "mean_accuracy", "mce", "missing", "accuracy", "commit",
-              "hardware")  # fmt: skip
+ROBUSTNESS = ("num_images", "num_classes", "step", "mean_accuracy", "mce", "relative_to",
+              "missing", "of_those_there", "accuracy", "commit", "hardware")  # fmt: skip
 """What is kept of each set that ``crsam evaluate`` has judged a run on."""
 
 
