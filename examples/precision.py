@@ -34,8 +34,9 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
     base = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    floor = {"float16": 1e-4, "bfloat16": 1e-3}[args.dtype]  # smaller differences are rounding
     opt = crsam.CRSAM(
-        base, rho=0.1, warmup=50, floor=1e-5, max_norm=1.0, model=model, scope=args.scope
+        base, rho=0.1, warmup=50, floor=floor, max_norm=1.0, model=model, scope=args.scope
     )
     scaler = torch.amp.GradScaler(device, init_scale=2.0**24, enabled=args.dtype == "float16")
 

@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 import crsam
 from crsam.errors import UserError
-from crsam.experiment.build import BFLOAT16_FLOOR, Parts, build
+from crsam.experiment.build import BFLOAT16_FLOOR, TF32_FLOOR, Parts, build, floor_of
 from crsam.experiment.toml import load_recipe
 from crsam.train.distributed import World
 from crsam.train.step import EagerStep
@@ -83,6 +83,19 @@ def test_the_guard_of_the_log_form_follows_the_precision_unless_told() -> None:
     assert floor() == BFLOAT16_FLOOR
     assert floor("methods.crsam.floor=0.5") == 0.5
     assert floor("train.precision=float32") is None
+
+
+def test_on_a_gpu_float32_convolutions_are_trusted_less_unless_tf32_is_forbidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert floor_of("float32", cuda, True) == TF32_FLOOR
+    assert floor_of("float32", cuda, False) is None
+    assert floor_of("float32", cpu, True) is None
+    assert floor_of("float64", cuda, True) is None
+    assert floor_of("bfloat16", cuda, False) == BFLOAT16_FLOOR > TF32_FLOOR
+    monkeypatch.setattr("crsam.experiment.build.tf32_is_allowed", lambda: False)
+    assert floor_of("float32", cuda, True) is None
 
 
 @pytest.mark.parametrize("method", ["sgd", "sam"])

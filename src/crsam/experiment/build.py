@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
@@ -23,14 +24,15 @@ from crsam.models import options as model_options
 from crsam.models.weights import head_of
 from crsam.optim.captured import why_not
 from crsam.optim.methods import options as method_options
+from crsam.optim.ways import tf32_is_allowed
 from crsam.progress import say
 from crsam.train.captured import CapturedStep
 from crsam.train.distributed import World
 from crsam.train.loop import Plan, Training, averaged
 from crsam.train.step import EagerStep
 
-BFLOAT16_FLOOR = 1e-5
-"""Differences of losses computed in bfloat16 are not to be trusted below this share of the loss."""
+BFLOAT16_FLOOR, TF32_FLOOR = 1e-3, 1e-4
+"""Differences of losses are not to be trusted below this share of the loss (docs/precision.md)."""
 
 
 @dataclass(frozen=True)
@@ -202,8 +204,10 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     if recipe.method == recipe.optimizer.name:
         return base
     given = dict(recipe.method_options)
-    if recipe.train.precision == "bfloat16" and "floor" in method_options(recipe.method):
-        given.setdefault("floor", BFLOAT16_FLOOR)
+    if "floor" in method_options(recipe.method):
+        device = next(model.parameters()).device
+        convolves = any(isinstance(layer, _ConvNd) for layer in model.modules())
+        given.setdefault("floor", floor_of(recipe.train.precision, device, convolves))
     with naming(f"methods.{recipe.method}"):
         return crsam.make(
             recipe.method,
@@ -213,6 +217,15 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
             seed=recipe.seed,
             **given,
         )
+
+
+def floor_of(precision: str, device: torch.device, convolves: bool) -> float | None:
+    """Below which share of the loss its differences are rounding; None: that of its dtype."""
+    if precision == "bfloat16":
+        return BFLOAT16_FLOOR
+    if precision == "float32" and device.type == "cuda" and convolves and tf32_is_allowed():
+        return TF32_FLOOR
+    return None
 
 
 def groups(recipe: Recipe, model: nn.Module) -> Iterable[nn.Parameter] | list[dict[str, Any]]:

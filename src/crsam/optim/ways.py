@@ -45,7 +45,7 @@ def ways(parallel: bool | Literal["auto"], dtypes: Iterable[torch.dtype]) -> dic
         ['in sequence', 'at once']
     """
     found, narrow = set(dtypes), {torch.bfloat16, torch.float16}
-    can_choose = torch.backends.cudnn.benchmark and _is_allowed() and found and found <= narrow
+    can_choose = torch.backends.cudnn.benchmark and tf32_is_allowed() and found and found <= narrow
     return {
         name: way
         for name, way in WAYS.items()
@@ -86,17 +86,18 @@ def chosen_out_of(number: int | None) -> Iterator[None]:
     if number is None:
         yield
         return
-    limit, is_allowed = torch.backends.cudnn.benchmark_limit, _is_allowed()
+    limit, was_allowed = torch.backends.cudnn.benchmark_limit, tf32_is_allowed()
     try:
         _allow(False)
         torch.backends.cudnn.benchmark_limit = number
         yield
     finally:
-        _allow(is_allowed)
+        _allow(was_allowed)
         torch.backends.cudnn.benchmark_limit = limit
 
 
-def _is_allowed() -> bool:
+def tf32_is_allowed() -> bool:
+    """Whether convolutions in float32 may be rounded to 10 bits on a GPU: torch's default."""
     cudnn: Any = torch.backends.cudnn
     if hasattr(cudnn, "conv"):  # since torch 2.9, which forbids to mix this with the older one
         return bool(cudnn.conv.fp32_precision == "tf32")

@@ -49,8 +49,8 @@ class Curvature(Objective):
             of that length, drawn at every step (the expectation in the paper's $R_c$), while $g_+$
             stays the worst case; the direction is oriented so that $d_1 \ge 0$.
         floor: How large a difference must be to count as positive, in units of the loss. None: 8
-            times the rounding error of the loss's dtype. Under bf16 autocast the loss is float32
-            but only good to about 1e-5: say so here.
+            times the rounding error of the loss's dtype. Where the net computes in fewer bits than
+            its loss has, say so here: 1e-3 for bfloat16, 1e-4 for float16 and TF32.
         every: Steps from one look at the curvature to the next; 1: all.
     """
 
