@@ -204,6 +204,7 @@ def test_a_summary_has_what_runs_were_judged_on_since(tmp_path: Path) -> None:
         "imagenet_r": {"num_images": 5, "accuracy": 200 / 3, "command": "crsam"},
     }
     (first / "robustness.json").write_text(json.dumps(sets))
+    (others[0] / "robustness.json").write_text("{")  # which must not end a study
     write_summary(progress, tmp_path, tmp_path / "study.json")
     judged, *rest = json.loads((tmp_path / "study.json").read_text())["runs"]
     assert judged["data_wait"] == 0.0123

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from crsam.errors import UserError
 from crsam.experiment.fair.jobs import Job, Progress
 from crsam.experiment.fair.verdict import verdict
 from crsam.experiment.folder import RunFolder, finite
@@ -100,9 +101,13 @@ def _run(job: Job, folder: Path, base: Mapping[str, Any], every: int) -> dict[st
 
 
 def _robustness(folder: Path) -> dict[str, Any]:
+    try:
+        sections = read_sections(folder)
+    except UserError:  # `crsam evaluate` will say so; a study has nothing to do with it
+        return {}
     sets = {
         name: _rounded({key: section[key] for key in ROBUSTNESS if key in section})
-        for name, section in read_sections(folder).items()
+        for name, section in sections.items()
     }
     return {"robustness": sets} if sets else {}
 
