@@ -157,12 +157,13 @@ class Captured:
             raise CannotCapture(f"{type(error).__name__}: {first_line}") from error
 
     def _eagerly(self, plan: Hashable) -> Tensor:
+        """A step like any other, which also shows what its plan is like."""
         for group in self.optimizer.param_groups:
             # A fused step takes its learning rate from the device.
             group.update({key: True for key in ("fused", "capturable") if key in group})
             group["foreach"] = False
         before = _random_states() if self.closure.draws else []
-        self.closure.pairs = False
+        self.closure.pairs, self._shown = False, None
         loss, report = self._on_the_side()
         (self._pairs.add if self.closure.pairs else self._pairs.discard)(plan)
         if self.closure.draws:
