@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
 
+from crsam import _tensors as tn
 from crsam.models import make_model
+from crsam.optim import functional as functional_module
 from crsam.optim.functional import Functional, FunctionalProbe
 from crsam.optim.probe import Offset
 from crsam.optim.ways import WAYS, Way, chosen_out_of, fastest, ways
@@ -160,6 +163,54 @@ def test_passes_at_once_are_told_and_others_are_not(monkeypatch: Any) -> None:
 
 class Fake(NamedTuple):
     is_cuda: bool
+
+
+class Stream:
+    """Of a device that does everything at once."""
+
+    def record_event(self) -> None: ...
+    def wait_event(self, event: None) -> None: ...
+    def wait_stream(self, stream: Stream) -> None: ...
+
+
+class Net(nn.Module):
+    """Moves a buffer when it is called, and reads another, which moves from step to step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = make_model("resnet18", 10, width=2)
+        self.register_buffer("by", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inside(x) * self.by
+
+
+def test_passes_at_once_are_the_passes_in_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    monkeypatch.setattr(functional_module, "_side_streams", lambda device: (Stream(), Stream()))
+    torch.manual_seed(0)
+    model = Net().double()
+    functional = Functional(model, lambda model, x: model(x).square().mean())
+    functional.batch = torch.randn(4, 3, 16, 16, dtype=torch.float64)
+    for by in (1.0, 3.0):  # what the first step left behind must not be read in the second
+        model.by.fill_(by)
+        pairs = []
+        for at_once in (False, True):
+            probe = FunctionalProbe(functional, list(model.parameters()))
+            first = probe()
+            offset = Offset(first.grads, torch.tensor(0.01, dtype=torch.float64))
+            before = {name: b.clone() for name, b in model.named_buffers()}
+            pairs.append(probe._at_once((offset, -offset)) if at_once else probe.both(offset))
+            up, down = pairs[-1]
+            assert up.loss > first.loss > down.loss
+            assert all(torch.equal(b, before[name]) for name, b in model.named_buffers())
+        for a, b in zip(*pairs):
+            assert torch.equal(a.loss, b.loss)
+            assert all(map(torch.equal, a.grads, b.grads))
+        assert up.norms is not None
+        assert torch.equal(up.norms, tn.norms(up.grads))
 
 
 def test_dtypes_of_convolutions_without_asking_for_their_weights() -> None:
