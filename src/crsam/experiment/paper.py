@@ -54,6 +54,9 @@ class Ours:
     hardware: str
     source: str
     """The file."""
+    weight_decay: float = 0.0
+    date: str = ""
+    """Of the last run."""
 
 
 def results(folder: str | Path | None = None) -> list[Ours]:
@@ -78,8 +81,8 @@ def results(folder: str | Path | None = None) -> list[Ours]:
 
 
 def longest(found: Iterable[Ours]) -> Ours | None:
-    """The one of most epochs, then of most seeds, then the first; never that of best accuracy."""
-    return max(found, key=lambda ours: (ours.epochs, ours.accuracy.num), default=None)
+    """The one of most epochs, then of most seeds, then the latest; never that of best accuracy."""
+    return max(found, key=lambda ours: (ours.epochs, ours.accuracy.num, ours.date), default=None)
 
 
 def _shipped() -> Traversable | None:
@@ -107,12 +110,14 @@ def _of_file(entry: Traversable) -> Iterator[Ours]:
             setup = _setup(recipe)
             if setup is not None:
                 name = run.get("contestant", run.get("method"))
-                key = setup, name, recipe["train.epochs"]
+                key = setup, name, recipe["train.epochs"], recipe.get("optimizer.weight_decay", 0.0)
                 groups.setdefault(key, []).append(run)
-    for (setup, name, epochs), same in groups.items():
+    for (setup, name, epochs, decay), same in groups.items():
         hardware = same[0].get("hardware") or content.get("hardware", "")
         accuracy = spread([run["test_accuracy"] for run in same])
-        yield Ours(setup, name, epochs, accuracy, _figures(same), hardware, entry.name)
+        date = max(run.get("date") or content.get("date") or "" for run in same)
+        figures = _figures(same)
+        yield Ours(setup, name, epochs, accuracy, figures, hardware, entry.name, decay, date)
 
 
 def _setup(recipe: Mapping[str, Any]) -> Setup | None:

@@ -33,14 +33,14 @@ def show_table(name: str, found: Sequence[Ours]) -> None:
         print("Of these we have none.")
         return
     details = _grid("Ours", "data", "model", "augment", "contestant", "accuracy", "seeds", "epochs",
-                    "hardware", "file")  # fmt: skip
+                    "decay", "hardware", "file")  # fmt: skip
     for ours in used:
         setup = ours.setup
         cells = (setup.data, setup.model, setup.augment, ours.contestant, _mean(ours.accuracy))
-        more = (str(ours.accuracy.num), str(ours.epochs), ours.hardware, ours.source)
-        details.add_row(*cells, *more)
+        counts = (str(ours.accuracy.num), str(ours.epochs), f"{ours.weight_decay:g}")
+        details.add_row(*cells, *counts, ours.hardware, ours.source)
     console().print(details)
-    print("\nAbove stand those of most epochs, then of most seeds, then the first in the file.")
+    print("\nAbove stand those of most epochs, then of most seeds, then the latest.")
 
 
 def _cifar(found: Sequence[Ours]) -> list[Ours]:
