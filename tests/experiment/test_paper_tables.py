@@ -57,10 +57,23 @@ def test_ours_stand_beside_the_papers_and_a_dash_where_there_are_none(
     assert "ResNet-18 basic CIFAR-10 95.29 — 96.46 96.00 96.95 —" in out
     assert "ResNet-18 cutout CIFAR-10 95.96 — 96.55 — 97.01 —" in out
     assert "WRN-28-10 basic CIFAR-10 95.89 90.50 96.81 — 97.36 90.50" in out
-    assert "cifar10 resnet18 basic SAM 96.00 ± 1.41 2 60 A GPU a.json" in out
-    assert "cifar10 wrn28_10 basic crsam 90.50 1 200 Here b.json" in out
+    assert "cifar10 resnet18 basic SAM 96.00 ± 1.41 2 60 0.005 A GPU a.json" in out
+    assert "cifar10 wrn28_10 basic crsam 90.50 1 200 0.001 Here b.json" in out
     assert "on part" not in out
     assert "chosen" not in out
+
+
+def test_of_equals_the_latest_stands_in_the_table_not_the_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decays = {"a": (5e-3, 96.0, "2026-01-02"), "b": (5e-4, 93.0, "2026-01-03"),
+              "c": (1e-3, 99.0, "2026-01-01")}  # fmt: skip
+    for name, (decay, accuracy, date) in decays.items():
+        run = a_run("SGD", 0, accuracy, method="sgd", **{"optimizer.weight_decay": decay})
+        write(tmp_path, f"{name}.json", "cifar10/resnet18", [{**run, "date": date}])
+    out = shown("cifar", tmp_path, capsys)
+    assert "ResNet-18 basic CIFAR-10 95.29 93.00" in out
+    assert "SGD 99.00 1 200 0.001 A GPU c.json" in out
 
 
 def test_geometry_shows_what_was_measured_on_test_images(

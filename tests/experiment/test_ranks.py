@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from crsam.experiment.fair.jobs import look
 from crsam.experiment.folder import RunFolder
 from crsam.experiment.measure import Setting, measure_run
 from crsam.experiment.run import evaluate_run, run
+from experiment.fair.studies import small
 from experiment.runs import tiny
 
 HERE = Path(__file__).parent
@@ -96,3 +98,15 @@ def test_two_ranks_give_the_losses_and_weights_of_one_process(
         assert a == {k: v if k == "kind" else pytest.approx(v, abs=1e-9) for k, v in b.items()}
     for name, value in our_weights.items():
         torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-9)
+
+
+def test_two_ranks_conduct_a_study_of_which_one_measures(tmp_path: Path) -> None:
+    # More than a moment to measure, in which the other rank must not begin the next run.
+    more = '[study.measure]\nmetrics = ["hessian_trace"]\nsamples = 256\nnum_probes = 200\n'
+    study = small(tmp_path, "study.seeds=[0]", more=more)
+    words = ["study", str(tmp_path / "small.toml"), "study.seeds=[0]", "--device", "cpu"]
+    ended = torchrun("-m", "crsam", *words, "--out", str(tmp_path / "runs"))
+    assert ended.returncode == 0, ended.stderr
+    progress = look(study, tmp_path / "runs")
+    assert progress.is_complete
+    assert ended.stderr.count("accuracy") == len(progress.jobs)

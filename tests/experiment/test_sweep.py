@@ -14,6 +14,7 @@ import pytest
 
 from crsam.errors import UserError
 from crsam.experiment import sweep as sweeping
+from crsam.experiment.locks import is_held
 from crsam.experiment.ranges import Sweep
 from crsam.experiment.recipe import Recipe
 from crsam.experiment.sweep import is_whole, ranges_of, sweep
@@ -185,7 +186,7 @@ def test_trials_are_counted_and_the_best_is_written_by_one_worker_at_a_time(
 
     def noted(function: Any) -> Any:
         def seen(*args: Any) -> Any:
-            alone.append(sweeping._is_alive(tmp_path / ".lock"))
+            alone.append(is_held(tmp_path / ".lock"))
             return function(*args)
 
         return seen

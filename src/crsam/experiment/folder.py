@@ -8,17 +8,17 @@ from a file of weights.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from crsam.errors import UserError
 from crsam.experiment.init import fingerprint
+from crsam.experiment.locks import claimed
 from crsam.experiment.recipe import Recipe, differences
 from crsam.experiment.toml import load_recipe, to_toml
 from crsam.models.weights import weights_file
@@ -74,16 +74,14 @@ class RunFolder:
     @contextmanager
     def claim(self) -> Iterator[None]:
         """Keeps other processes from training into the same folder."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("w")
-        except OSError as error:
-            raise UserError(f"cannot write to {self.path}: {error.strerror}") from error
-        with lock:
+        with ExitStack() as stack:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(f"another process is training into {self.path}") from None
+                self.path.mkdir(parents=True, exist_ok=True)
+                is_ours = stack.enter_context(claimed(self.path / ".lock"))
+            except OSError as error:
+                raise UserError(f"cannot write to {self.path}: {error.strerror}") from error
+            if not is_ours:
+                raise UserError(f"another process is training into {self.path}")
             yield
 
     @property

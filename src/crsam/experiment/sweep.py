@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import uuid
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from crsam.data.batches import derive
 from crsam.errors import UserError
 from crsam.experiment.folder import RunFolder
 from crsam.experiment.layers import changed
+from crsam.experiment.locks import alone, claimed, is_held
 from crsam.experiment.ranges import Sweep
 from crsam.experiment.recipe import Recipe, differences
 from crsam.experiment.run import run
@@ -72,12 +72,12 @@ def sweep(
     place.mkdir(parents=True, exist_ok=True)
     wanted = recipe.sweep.trials if trials is None else trials
     with _working(place) as worker, stoppable() as stop:
-        with _alone(place):
+        with alone(place / ".lock"):
             study = _study(optuna, recipe, place)
             _revive(optuna, study, place)
         with bar("trials", wanted, done=_num_begun(optuna, study)) as advance:
             while True:
-                with _alone(place):  # so that no two begin the last one
+                with alone(place / ".lock"):  # so that no two begin the last one
                     if _num_begun(optuna, study) >= wanted:
                         break
                     if stop.asked:
@@ -88,7 +88,7 @@ def sweep(
                 advance(note=note)
                 if not on_terminal():
                     say(note)
-    with _alone(place):  # another that ends now may know of one trial less, or of one more
+    with alone(place / ".lock"):  # another that ends now may know of one trial less, or of one more
         found = trials_of(optuna, study, place)
         if found and found[0].accuracy is not None:
             best = changed(bare(recipe), found[0].values)
@@ -241,7 +241,7 @@ def _revive(optuna: Any, study: Any, place: Path) -> None:
     states = optuna.trial.TrialState
     for each in study.get_trials(deepcopy=False, states=(states.RUNNING,)):
         worker = each.user_attrs.get("worker")
-        if worker is not None and not _is_alive(place / f".{worker}"):
+        if worker is not None and not is_held(place / f".{worker}"):
             study.tell(each.number, state=states.FAIL)
             study.enqueue_trial(each.params, user_attrs={"folder": _name(each)})
 
@@ -260,30 +260,10 @@ def _name(trial: Any) -> str:
 
 @contextmanager
 def _working(place: Path) -> Iterator[str]:
-    """A name that is locked while this process works under it."""
+    """A name that is held while this process works under it."""
     name = f"worker-{uuid.uuid4().hex[:12]}"
-    with (place / f".{name}").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with claimed(place / f".{name}"):
         try:
             yield name
         finally:
             (place / f".{name}").unlink(missing_ok=True)
-
-
-@contextmanager
-def _alone(place: Path) -> Iterator[None]:
-    """One process at a time."""
-    with (place / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _is_alive(file: Path) -> bool:
-    try:
-        with file.open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return False
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True

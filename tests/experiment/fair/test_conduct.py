@@ -16,6 +16,7 @@ from crsam.errors import UserError
 from crsam.experiment.fair import conduct as conducting
 from crsam.experiment.fair.conduct import conduct
 from crsam.experiment.fair.jobs import look
+from crsam.train.distributed import World
 from crsam.train.interrupt import Stopped
 from experiment.fair.studies import small
 
@@ -88,9 +89,9 @@ def test_a_run_that_does_not_fit_gives_way_to_one_that_does(tmp_path: Path) -> N
     study = small(tmp_path, "study.contestants.SAM.seconds_per_epoch=50")
     clock = conducting.Clock(1.0)
     clock.began -= 25  # 35 s are left of 60; a run of SAM to choose by takes 40
-    job = conducting._next(look(study, tmp_path), tmp_path, clock, conducting.World())
-    assert job is not None
-    assert (job.stage, job.contestant) == ("choose", "CR-SAM log")
+    with conducting._turn(look(study, tmp_path), tmp_path, clock, World()) as (job, _):
+        assert job is not None
+        assert (job.stage, job.contestant) == ("choose", "CR-SAM log")
 
 
 def test_ctrl_c_stops_a_study_between_runs(tmp_path: Path, monkeypatch: Any) -> None:

@@ -1,4 +1,7 @@
-"""Runs a study, one run after the other, in a folder that is all it remembers."""
+"""Runs a study, one run after the other, in a folder that is all it remembers.
+
+Any number of processes may work on one folder: each takes the next run that no other one holds.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,27 @@ import gc
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import torch
 
-from crsam.experiment.fair.jobs import Job, Progress, Stage, look, said
+from crsam.errors import UserError
+from crsam.experiment.fair.jobs import Job, Progress, Stage, is_done, look, said
 from crsam.experiment.fair.study import Measured, Study
 from crsam.experiment.fair.summary import write_summary
 from crsam.experiment.folder import RunFolder
+from crsam.experiment.locks import alone, claimed
 from crsam.experiment.measure import Setting, measure_run
 from crsam.experiment.run import run
 from crsam.progress import bar, on_terminal, say
 from crsam.train.distributed import World
 from crsam.train.interrupt import Stop, Stopped, stoppable
+
+PAUSE = 1.0
+"""Seconds between two looks at what other processes have done."""
 
 
 class Clock:
@@ -73,10 +81,12 @@ def conduct(
 ) -> Progress:
     """Runs what is not done yet, or as much of it as there is time for.
 
+    Other processes may do so at the same time: when all that can be run is held by them, it waits.
+
     Args:
         study: What to do.
         folder: For all runs, and for ``study.json``, which is renewed after each of them.
-        world: The processes that take part.
+        world: The processes that train one model together.
         minutes: When they are over, the run that is going on is checkpointed. A run that would not
             fit into what is left of them, but into as many, is left for the next time.
         summary: Where ``study.json`` is to be written as well.
@@ -86,65 +96,128 @@ def conduct(
         How far it came.
 
     Raises:
-        UserError: If something in study, data or folder is wrong.
+        UserError: If something in study, data or folder is wrong; if others work on it, and the
+            study is to start over or `world` has several processes.
         Stopped: If the user asked to; there is a checkpoint to go on from.
     """
     world, folder, clock = world or World(), Path(folder), Clock(minutes)
-    if fresh and world.is_main:
-        for stage in get_args(Stage):
-            shutil.rmtree(folder / stage, ignore_errors=True)
-    world.wait()
-    files = [folder / "study.json", *([] if summary is None else [Path(summary)])]
-    progress = look(study, folder)
-    done = sum(job.result is not None for job in progress.jobs)
     shown = None if world.is_main else False
-    with (
-        stoppable() as stop,
-        bar(study.name, len(progress.jobs), done=done, shown=shown) as advance,
-    ):
-        while job := _next(progress, folder, clock, world):
-            try:
-                with clock.asking(stop):
-                    _do(study, job, folder, world)
-            except Stopped:
-                if not world.any(clock.is_up):
-                    raise
-                break
-            if world.is_main:
-                _tell(RunFolder(folder / job.place), job, advance)
-            progress = look(study, folder)
-            if world.is_main:
-                for file in files:
-                    write_summary(progress, folder, file)
-            if world.any(stop.asked and not clock.is_up):
-                raise Stopped
-    if world.is_main:
+    files = [folder / "study.json", *([] if summary is None else [Path(summary)])]
+    with _joined(folder, world, fresh), stoppable() as stop:
+        progress = look(study, folder)
+        done = progress.num_done
+        with bar(study.name, len(progress.jobs), done=done, shown=shown) as advance:
+            while True:
+                with _turn(progress, folder, clock, world) as (job, again):
+                    if job is None and not again:
+                        break
+                    if job is not None and not _do(study, job, folder, world, clock, stop):
+                        break
+                progress = _renewed(study, folder, world, files if job else [])
+                note = _told(folder, job, world) if job else "waiting for other processes"
+                advance(progress.num_done - done, note=note)
+                done = progress.num_done
+                if world.any(stop.asked and not clock.is_up):
+                    raise Stopped
+                if job is None:
+                    time.sleep(PAUSE)
+        return _renewed(study, folder, world, files)
+
+
+@contextmanager
+def _joined(folder: Path, world: World, fresh: bool) -> Iterator[None]:
+    """Within, this process, or those of its world, work on the study."""
+    with ExitStack() as stack:
+        if world.is_main:
+            if fresh:
+                with _claim(folder, "--fresh would remove its runs"):
+                    for stage in get_args(Stage):
+                        shutil.rmtree(folder / stage, ignore_errors=True)
+            # The processes of a world might not see the same runs of another one as done.
+            reason = "under torchrun a study is not shared"
+            stack.enter_context(_claim(folder, reason, shared=world.size == 1))
+        world.wait()
+        yield
+
+
+@contextmanager
+def _claim(folder: Path, reason: str, shared: bool = False) -> Iterator[None]:
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            is_ours = stack.enter_context(claimed(folder / ".lock", shared=shared))
+        except OSError as error:
+            raise UserError(f"cannot write to {folder}: {error.strerror}") from error
+        if not is_ours:
+            raise UserError(f"another process is working on the study in {folder}: {reason}")
+        yield
+
+
+class Turn(NamedTuple):
+    """What a process is to do next."""
+
+    job: Job | None
+    """A run that it holds; None: there is none that is free and that there is time for."""
+    again: bool = False
+    """Whether there may be one later: others hold some, or have just ended some."""
+
+
+@contextmanager
+def _turn(progress: Progress, folder: Path, clock: Clock, world: World) -> Iterator[Turn]:
+    """The first run that there is time for, held within."""
+    again = False
+    for job in progress.pending:
+        place = RunFolder(folder / job.place)
+        if world.any(not clock.allows(progress.seconds(job), place.checkpoint_file.exists())):
+            continue
+        if world.size > 1:  # then there are no others
+            yield Turn(job)
+            return
+        place.path.mkdir(parents=True, exist_ok=True)
+        with claimed(place.path / ".study") as is_ours:
+            if is_ours and not is_done(progress.study, folder, job):  # by now
+                yield Turn(job)
+                return
+        again = True
+    yield Turn(None, again)
+
+
+def _renewed(study: Study, folder: Path, world: World, files: Sequence[Path]) -> Progress:
+    """The study as its folder shows it now, written to all the files."""
+    if not world.is_main:
+        return look(study, folder)
+    with alone(folder / ".summary"):  # or a process that looked earlier might write later
+        progress = look(study, folder)
         for file in files:
             write_summary(progress, folder, file)
     return progress
 
 
-def _next(progress: Progress, folder: Path, clock: Clock, world: World) -> Job | None:
-    """The first run that there is time for."""
-    for job in progress.pending:
-        begun = RunFolder(folder / job.place).checkpoint_file.exists()
-        if not world.any(not clock.allows(progress.seconds(job), begun)):
-            return job
-    return None
+def _do(study: Study, job: Job, folder: Path, world: World, clock: Clock, stop: Stop) -> bool:
+    """Runs and measures; whether there was time for it.
 
-
-def _do(study: Study, job: Job, folder: Path, world: World) -> None:
+    Raises:
+        Stopped: If that was asked for by someone else than the clock.
+    """
     place = folder / job.place
-    run(job.recipe, place, world, label=_label(job), lines=False)
+    try:
+        with clock.asking(stop):
+            run(job.recipe, place, world, label=_label(job), lines=False)
+    except Stopped:
+        if not world.any(clock.is_up):
+            raise
+        return False
     if world.is_main:
         if study.measure is not None and job.stage == "final":
             _measure(study.measure, place, world)
         keeps = study.checkpoints == "all" or (study.checkpoints, job.stage) == ("final", "final")
         if not keeps:
             RunFolder(place).checkpoint_file.unlink(missing_ok=True)
+    world.wait()  # or the others would not find it measured
     if world.device.type == "cuda":
         gc.collect()  # graphs hold memory until then
         torch.cuda.empty_cache()
+    return True
 
 
 def _measure(wanted: Measured, place: Path, world: World) -> None:
@@ -169,11 +242,12 @@ def _label(job: Job) -> str:
     return f"{job.stage}: {', '.join(words)}"
 
 
-def _tell(place: RunFolder, job: Job, advance: Callable[..., None]) -> None:
-    result = place.result()
+def _told(folder: Path, job: Job, world: World) -> str:
+    """How a run went, in a line, which is said where no bar shows it."""
+    result = RunFolder(folder / job.place).result()
     assert result is not None
     kind = "validation" if job.stage == "choose" else "test"
     line = f"{_label(job)}: {kind} accuracy {result[f'{kind}_accuracy']:.2f} %"
-    advance(note=line)
-    if not on_terminal():
+    if world.is_main and not on_terminal():
         say(f"{line}  ({result['seconds']:.0f} s)")
+    return line

@@ -84,8 +84,12 @@ class Progress:
         return [job for job in self.jobs if job.result is None and job.setting is not None]
 
     @property
+    def num_done(self) -> int:
+        return sum(job.result is not None for job in self.jobs)
+
+    @property
     def is_complete(self) -> bool:
-        return all(job.result is not None for job in self.jobs)
+        return self.num_done == len(self.jobs)
 
     def of(self, stage: Stage, contestant: str | None = None) -> list[Job]:
         """The jobs of a stage, done or not."""
@@ -115,6 +119,11 @@ def look(study: Study, folder: str | Path) -> Progress:
     finals = _read(study, folder, _final(study, chosen))
     more = _read(study, folder, _equal_time(study, chosen, finals, folder))
     return Progress(study, (*jobs, *finals, *more), chosen)
+
+
+def is_done(study: Study, folder: Path, job: Job) -> bool:
+    """Whether the folder has all that the study asks for of a run."""
+    return _with_result(study, folder, job).result is not None
 
 
 def best(jobs: Sequence[Job]) -> Table:

@@ -1,0 +1,149 @@
+"""Several processes on one study: every run once, and none too early."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from crsam.errors import UserError
+from crsam.experiment.fair import conduct as conducting
+from crsam.experiment.fair.conduct import conduct
+from crsam.experiment.fair.jobs import look
+from crsam.experiment.locks import alone, claimed, is_held
+from crsam.train.distributed import World
+from experiment.fair.studies import pretend, small
+
+
+def test_two_processes_share_the_runs_of_a_study(tmp_path: Path) -> None:
+    study = small(tmp_path)
+    words = ["study", str(tmp_path / "small.toml"), "--out", str(tmp_path / "runs")]
+    command = [sys.executable, "-m", "crsam", *words, "--device", "cpu", "--threads", "1"]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for _ in range(2)]  # fmt: skip
+    said = [each.communicate(timeout=300) for each in both]
+    assert [each.returncode for each in both] == [0, 0], said
+    done = [{line.partition(":  ")[0] for line in err.splitlines() if "accuracy" in line}
+            for _, err in said]  # fmt: skip
+    assert len(done[0] | done[1]) == len(done[0]) + len(done[1]) == 12
+    assert done[0]
+    assert done[1]
+    assert look(study, tmp_path / "runs").is_complete
+    written = json.loads((tmp_path / "runs/study.json").read_text())
+    assert len(written["runs"]) == 12
+    assert all("SAM, equal time" in out for out, _ in said)  # both show all of it
+
+
+def first_place(study: Any, runs: Path) -> Path:
+    place = runs / look(study, runs).pending[0].place
+    place.mkdir(parents=True)
+    return place
+
+
+def test_what_another_holds_is_waited_for_and_taken_over(tmp_path: Path, monkeypatch: Any) -> None:
+    study, runs = small(tmp_path), tmp_path / "runs"
+    place = first_place(study, runs)
+    ran: list[Path] = []
+    real = conducting.run
+
+    def run(recipe: Any, folder: Path, *args: Any, **options: Any) -> Any:
+        ran.append(folder)
+        return real(recipe, folder, *args, **options)
+
+    with ExitStack() as other:
+        assert other.enter_context(claimed(place / ".study"))
+
+        def sleep(seconds: float) -> None:
+            stages = {folder.relative_to(runs).parts[0] for folder in ran}
+            assert stages == {"choose", "final"}  # of SGD and CR-SAM: SAM has not chosen yet
+            assert len(ran) == 3 + 2 * 2
+            other.close()  # it has been killed, say
+
+        time = SimpleNamespace(monotonic=conducting.time.monotonic, sleep=sleep)
+        monkeypatch.setattr(conducting, "time", time)
+        monkeypatch.setattr(conducting, "run", run)
+        assert conduct(study, runs).is_complete
+    assert ran.index(place) == 7
+    assert len(ran) == len(set(ran)) == 12
+
+
+def test_a_run_that_another_has_just_ended_is_not_repeated(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    study, runs = small(tmp_path), tmp_path / "runs"
+    pretend(study, runs, lambda job: 50.0)  # all that is to be chosen, and SGD's final runs
+    (last,) = [p for p in runs.rglob("result.json") if p.parent.match("cr-sam-log/rho=0.5/seed7")]
+    content = last.read_text()
+    last.unlink()
+
+    @contextmanager
+    def late(file: Path, **options: Any) -> Any:
+        with claimed(file, **options) as is_ours:
+            if file.parent == last.parent:
+                last.write_text(content)
+            yield is_ours
+
+    time = SimpleNamespace(monotonic=conducting.time.monotonic, sleep=lambda seconds: None)
+    monkeypatch.setattr(conducting, "time", time)
+    monkeypatch.setattr(conducting, "claimed", late)
+    monkeypatch.setattr(conducting, "write_summary", lambda *_: None)
+    assert conduct(study, runs).is_complete
+    assert last.read_text() == content
+    assert len(list(runs.rglob("checkpoint.pt"))) == 4  # of SAM's and CR-SAM's final runs
+
+
+def test_summaries_are_written_by_one_process_at_a_time(tmp_path: Path, monkeypatch: Any) -> None:
+    held: list[bool] = []
+    monkeypatch.setattr(
+        conducting, "write_summary", lambda *_: held.append(is_held(tmp_path / "runs/.summary"))
+    )
+    conduct(small(tmp_path, "study.seeds=[0]"), tmp_path / "runs")
+    assert held
+    assert all(held)
+
+
+@pytest.mark.parametrize(
+    ("size", "fresh", "said"), [(1, True, "remove its runs"), (2, False, "torchrun")]
+)
+def test_what_cannot_be_shared_is_refused(
+    tmp_path: Path, size: int, fresh: bool, said: str
+) -> None:
+    study, runs = small(tmp_path), tmp_path / "runs"
+    pretend(study, runs, lambda job: 50.0)
+    with claimed(runs / ".lock", shared=True), pytest.raises(UserError, match=said):
+        conduct(study, runs, World(size=size), fresh=fresh)
+    assert len(list(runs.rglob("result.json"))) == 6
+    with claimed(runs / ".lock"), pytest.raises(UserError, match="another process"):
+        conduct(study, runs)
+
+
+def test_a_lock_is_free_when_its_holder_is_gone(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    assert not is_held(file)
+    code = (
+        "import sys, time; from pathlib import Path; from crsam.experiment.locks import alone\n"
+        "with alone(Path(sys.argv[1])): print('mine', flush=True); time.sleep(100)"
+    )
+    command = [sys.executable, "-c", code, str(file)]
+    other = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ)
+    assert other.stdout is not None
+    assert other.stdout.readline() == b"mine\n"
+    assert is_held(file)
+    with claimed(file) as is_ours:
+        assert not is_ours
+    other.kill()
+    with alone(file):  # waits until it is
+        assert is_held(file)
+    other.communicate()
+    with claimed(file, shared=True) as one, claimed(file, shared=True) as two:
+        assert one
+        assert two
+        with claimed(file) as three:
+            assert not three
