@@ -40,6 +40,20 @@ def test_every_metric_gives_a_number_and_json_has_them_all(folder: Path) -> None
     assert written["metrics"]["hessian_trace"]["stderr"] > 0
 
 
+def test_the_trace_is_taken_once_where_its_normalised_one_is_asked_for_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = Setting(num_probes=20)
+    alone = measure_run(folder, ["hessian_trace"], samples=100, how=how)
+    monkeypatch.setitem(METRICS, "hessian_trace", lambda *_: pytest.fail("taken twice"))
+    both = measure_run(folder, ["hessian_trace", "normalized_trace"], samples=100, how=how)
+    assert list(both) == ["hessian_trace", "normalized_trace"]
+    assert both["hessian_trace"] == alone["hessian_trace"]
+    assert list(measure_run(folder, ["normalized_trace"], samples=100, how=how)) == [
+        "normalized_trace"
+    ]
+
+
 def test_figures_taken_alike_stay_and_others_go(folder: Path) -> None:
     def written() -> list[str]:
         return list(json.loads((folder / "measures-validation.json").read_text())["metrics"])
