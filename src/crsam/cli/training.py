@@ -126,7 +126,10 @@ def study(
         bool, typer.Option("--dry-run", help="Only show the runs, and how long they take.")
     ] = False,
 ) -> None:
-    """A fair comparison: all chosen on validation images, then tested once, paired by seed."""
+    """A fair comparison: all chosen on validation images, then tested once, paired by seed.
+
+    More workers: the same command once more.
+    """
     asked = load_study(source, overrides or [])
     place = out or Path("runs/studies") / asked.name
     if dry_run:
