@@ -42,6 +42,7 @@ class RunFolder:
         self.checkpoint_file = self.path / "checkpoint.pt"
         self.result_file = self.path / "result.json"
         self.init_file = self.path / "init.json"
+        self.lock_file = self.path / ".lock"
 
     def recipe(self) -> Recipe:
         """The recipe of the run.
@@ -77,10 +78,10 @@ class RunFolder:
         with ExitStack() as stack:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
-                is_ours = stack.enter_context(claimed(self.path / ".lock"))
+                claim = stack.enter_context(claimed(self.lock_file))
             except OSError as error:
                 raise UserError(f"cannot write to {self.path}: {error.strerror}") from error
-            if not is_ours:
+            if claim is None:
                 raise UserError(f"another process is training into {self.path}")
             yield
 

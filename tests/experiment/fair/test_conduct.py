@@ -120,6 +120,18 @@ def test_a_final_run_killed_before_it_was_measured_is_measured_later(tmp_path: P
     assert len(list(runs.rglob("measures-test.json"))) == 6
 
 
+def test_a_final_run_that_diverged_is_not_measured_and_no_end_of_the_study(tmp_path: Path) -> None:
+    more = '[study.measure]\nmetrics = ["loss"]\nsplits = ["test"]\n'
+    words = ["study.seeds=[0]", 'study.contestants.SGD.options={"optimizer.lr" = 1e9}']
+    progress = conduct(small(tmp_path, *words, more=more), tmp_path / "runs")
+    assert progress.is_complete
+    sgd, sam, _ = progress.of("final")
+    assert sgd.result is not None
+    assert sgd.result["diverged_at"] is not None
+    assert sgd.measures is None
+    assert sam.measures is not None
+
+
 def test_results_of_another_recipe_are_not_taken_for_ones_own(tmp_path: Path) -> None:
     study = small(tmp_path, "study.seeds=[0]")
     conduct(study, tmp_path / "out")

@@ -17,11 +17,11 @@ from typing import NamedTuple, get_args
 import torch
 
 from crsam.errors import UserError
-from crsam.experiment.fair.jobs import Job, Progress, Stage, is_done, look, said
+from crsam.experiment.fair.jobs import Job, Progress, Stage, has_diverged, is_done, look, said
 from crsam.experiment.fair.study import Measured, Study
 from crsam.experiment.fair.summary import write_summary
 from crsam.experiment.folder import RunFolder
-from crsam.experiment.locks import alone, claimed
+from crsam.experiment.locks import alone, claimed, is_held
 from crsam.experiment.measure import Setting, measure_run
 from crsam.experiment.run import run
 from crsam.progress import bar, on_terminal, say
@@ -30,6 +30,7 @@ from crsam.train.interrupt import Stop, Stopped, stoppable
 
 PAUSE = 1.0
 """Seconds between two looks at what other processes have done."""
+WAITING = "other processes are at work on all that can be run now: waiting for them"
 
 
 class Clock:
@@ -104,52 +105,58 @@ def conduct(
     shown = None if world.is_main else False
     files = [folder / "study.json", *([] if summary is None else [Path(summary)])]
     with _joined(folder, world, fresh), stoppable() as stop:
-        progress = look(study, folder)
+        progress, note = look(study, folder), ""
         done = progress.num_done
         with bar(study.name, len(progress.jobs), done=done, shown=shown) as advance:
             while True:
+                if world.any(stop.asked and not clock.is_up):
+                    raise Stopped
                 with _turn(progress, folder, clock, world) as (job, again):
                     if job is None and not again:
                         break
                     if job is not None and not _do(study, job, folder, world, clock, stop):
                         break
-                progress = _renewed(study, folder, world, files if job else [])
-                note = _told(folder, job, world) if job else "waiting for other processes"
+                if job is not None:
+                    progress = _renewed(study, folder, world, files)
+                    note = _told(folder, job, world)
+                else:
+                    if note != WAITING and not on_terminal():
+                        say(WAITING)
+                    note = WAITING
+                    time.sleep(PAUSE)
+                    progress = look(study, folder)
                 advance(progress.num_done - done, note=note)
                 done = progress.num_done
-                if world.any(stop.asked and not clock.is_up):
-                    raise Stopped
-                if job is None:
-                    time.sleep(PAUSE)
         return _renewed(study, folder, world, files)
 
 
 @contextmanager
 def _joined(folder: Path, world: World, fresh: bool) -> Iterator[None]:
-    """Within, this process, or those of its world, work on the study."""
+    """Within, this process, or those of its world, work on the study.
+
+    Raises:
+        UserError: If others do, and it cannot be shared: the processes of a world might not see the
+            same runs of others as done.
+    """
     with ExitStack() as stack:
         if world.is_main:
+            shared = not fresh and world.size == 1
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                claim = stack.enter_context(claimed(folder / ".lock", shared=shared))
+            except OSError as error:
+                raise UserError(f"cannot write to {folder}: {error.strerror}") from error
+            if claim is None:
+                why = "it starts over, or is under torchrun"
+                if not shared:
+                    why = "it would lose its runs" if fresh else "torchrun does not share a study"
+                raise UserError(f"another process is working on the study in {folder}: {why}")
             if fresh:
-                with _claim(folder, "--fresh would remove its runs"):
-                    for stage in get_args(Stage):
-                        shutil.rmtree(folder / stage, ignore_errors=True)
-            # The processes of a world might not see the same runs of another one as done.
-            reason = "under torchrun a study is not shared"
-            stack.enter_context(_claim(folder, reason, shared=world.size == 1))
+                for stage in get_args(Stage):
+                    shutil.rmtree(folder / stage, ignore_errors=True)
+            if world.size == 1:
+                claim.share()
         world.wait()
-        yield
-
-
-@contextmanager
-def _claim(folder: Path, reason: str, shared: bool = False) -> Iterator[None]:
-    with ExitStack() as stack:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            is_ours = stack.enter_context(claimed(folder / ".lock", shared=shared))
-        except OSError as error:
-            raise UserError(f"cannot write to {folder}: {error.strerror}") from error
-        if not is_ours:
-            raise UserError(f"another process is working on the study in {folder}: {reason}")
         yield
 
 
@@ -168,18 +175,24 @@ def _turn(progress: Progress, folder: Path, clock: Clock, world: World) -> Itera
     again = False
     for job in progress.pending:
         place = RunFolder(folder / job.place)
-        if world.any(not clock.allows(progress.seconds(job), place.checkpoint_file.exists())):
-            continue
+        begun = place.checkpoint_file.exists()
+        fits = not world.any(not clock.allows(progress.seconds(job), begun))
         if world.size > 1:  # then there are no others
-            yield Turn(job)
-            return
-        place.path.mkdir(parents=True, exist_ok=True)
-        with claimed(place.path / ".study") as is_ours:
-            if is_ours and not is_done(progress.study, folder, job):  # by now
+            if fits:
                 yield Turn(job)
                 return
-        again = True
-    yield Turn(None, again)
+            continue
+        if not fits and not place.path.exists():
+            continue
+        place.path.mkdir(parents=True, exist_ok=True)
+        with claimed(place.path / ".study") as claim:
+            is_free = claim is not None and not is_held(place.lock_file)  # by `crsam train`
+            if not is_free or is_done(progress.study, folder, job):  # by now
+                again = True
+            elif fits:
+                yield Turn(job)
+                return
+    yield Turn(None, again and not clock.is_up)
 
 
 def _renewed(study: Study, folder: Path, world: World, files: Sequence[Path]) -> Progress:
@@ -202,13 +215,13 @@ def _do(study: Study, job: Job, folder: Path, world: World, clock: Clock, stop: 
     place = folder / job.place
     try:
         with clock.asking(stop):
-            run(job.recipe, place, world, label=_label(job), lines=False)
+            result = run(job.recipe, place, world, label=_label(job), lines=False)
     except Stopped:
         if not world.any(clock.is_up):
             raise
         return False
     if world.is_main:
-        if study.measure is not None and job.stage == "final":
+        if study.measure is not None and job.stage == "final" and not has_diverged(result):
             _measure(study.measure, place, world)
         keeps = study.checkpoints == "all" or (study.checkpoints, job.stage) == ("final", "final")
         if not keeps:

@@ -224,8 +224,9 @@ def _with_result(study: Study, folder: Path, job: Job) -> Job:
     place, wanted = RunFolder(folder / job.place), study.measure
     if place.result_file.exists() and place.recipe_file.exists():
         place.check_recipe(job.recipe)
-    if wanted is None or job.stage != "final":
-        return replace(job, result=place.result())
+    result = place.result()
+    if wanted is None or job.stage != "final" or result is None or has_diverged(result):
+        return replace(job, result=result)
     contents = {split: place.measures(split) for split in wanted.splits}
     if any(c is None or not {*wanted.metrics} <= c["metrics"].keys() for c in contents.values()):
         return job
@@ -235,4 +236,9 @@ def _with_result(study: Study, folder: Path, job: Job) -> Job:
         if content is not None
         for name, figure in content["metrics"].items()
     }
-    return replace(job, result=place.result(), measures=measures)
+    return replace(job, result=result, measures=measures)
+
+
+def has_diverged(result: Mapping[str, Any]) -> bool:
+    """Then there is nothing to measure."""
+    return result["diverged_at"] is not None

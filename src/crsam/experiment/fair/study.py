@@ -69,7 +69,7 @@ class Measured:
     num_probes: int = 50
     """Random vectors of a trace."""
     batch_size: int = 512
-    """Images at a time. All at once, eigenvalues take 0.7 of the time, and more memory."""
+    """Images at a time. All of them at once, eigenvalues take less time and more memory."""
 
 
 Kept = Literal["none", "final", "all"]
