@@ -150,7 +150,7 @@ def test_tables_are_those_of_the_results() -> None:
     for name, ms in gpu["milliseconds"].items():
         epoch, peak = gpu["seconds_per_epoch"][name], gpu["peak_mib"][name]
         ratio = ms / gpu["milliseconds"]["sgd"]
-        row = rf"\| {ms:.2f} \| {ratio:.2f} \|.*\| {epoch:.2f} \| {peak:.0f} \|"
+        row = rf"\| {ms:.2f} \| {ratio:.2f} \|.*\| {epoch:.2f} \| {peak:,.0f} \|"
         assert re.search(row, performance), name
 
     measuring = (ROOT / "docs/measuring.md").read_text()
