@@ -67,10 +67,12 @@ def _show_tried(tried: Sequence[Tried]) -> None:
         if not curves:
             continue
         others = ", the rest as chosen" if len(keys) > 1 else ""
-        grid = _grid(f"Validation accuracy in % by {key}{others}", "contestant",
+        seeds = max(each.accuracy.num for each in tried)
+        means = f", means over {seeds} seeds" if seeds > 1 else ""
+        grid = _grid(f"Validation accuracy in % by {key}{others}{means}", "contestant",
                      *map(str, values), "mean", "best − worst")  # fmt: skip
         for name, curve in curves.items():
-            cells = [_accuracy(curve[value]) if value in curve else "" for value in values]
+            cells = [f"{curve[value].mean:.2f}" if value in curve else "" for value in values]
             chosen = next(t.setting[key] for t in tried if t.is_chosen and t.contestant == name)
             cells[values.index(chosen)] = f"[bold]{cells[values.index(chosen)]} ←[/bold]"
             grid.add_row(name, *cells, f"{mean_over(curve):.2f}", f"{sensitivity(curve):.2f}")
