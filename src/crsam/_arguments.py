@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, get_args, get_type_hints
 
 
@@ -19,6 +19,12 @@ def arguments(maker: Callable[..., Any]) -> dict[str, Any]:
         >>> arguments(partial(blur, 2.0))
         {'passes': <class 'int'>}
     """
+    return dict(_arguments(maker))
+
+
+@lru_cache(maxsize=512)
+def _arguments(maker: Callable[..., Any]) -> dict[str, Any]:
+    """Kept: a recipe asks for those of every optimizer, many times."""
     inner = maker.func if isinstance(maker, partial) else maker
     # `inner` is the class itself, of which mypy fears that it stands for a subclass.
     types = get_type_hints(inner.__init__ if isinstance(inner, type) else inner)  # type: ignore[misc]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -38,7 +39,8 @@ class Kind(NamedTuple):
     """Whether it may take others too, which it alone can tell."""
 
 
-def optimizers() -> dict[str, type[Optimizer]]:
+@cache
+def optimizers() -> Mapping[str, type[Optimizer]]:
     """The base optimizers by name: torch's, but for those that cannot serve.
 
     Example:

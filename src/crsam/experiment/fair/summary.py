@@ -35,7 +35,8 @@ ROBUSTNESS = ("num_images", "num_classes", "step", "mean_accuracy", "mce", "rela
 def write_summary(progress: Progress, folder: Path, file: Path) -> None:
     """Writes all that is known, every run on a line of its own."""
     every, text = 1, as_text(summary(progress, folder))
-    while len(text.encode()) > LIMIT and every < 1 << 20:
+    longest = max((job.epochs for job in progress.jobs), default=0)
+    while len(text.encode()) > LIMIT and every < longest:
         every *= 2
         text = as_text(summary(progress, folder, every))
     file.parent.mkdir(parents=True, exist_ok=True)
