@@ -187,7 +187,7 @@ def _seconds(work: Callable[[], Any], world: World) -> float:
 def matrix_products(device: torch.device, precision: str) -> float:
     """Floating-point operations a second of large square products: a ceiling for all else.
 
-    The best of several tries: right after other work a GPU has taken 1.6 times as long.
+    The best of several tries: on a GPU medians of single ones have differed by 1.6.
     """
     size, number = (8192, 20) if device.type == "cuda" else (1024, 1)
     a = torch.randn(size, size, device=device, dtype=getattr(torch, precision))
