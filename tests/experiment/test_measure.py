@@ -46,9 +46,14 @@ def test_the_trace_is_taken_once_where_its_normalised_one_is_asked_for_too(
     how = Setting(num_probes=20)
     alone = measure_run(folder, ["hessian_trace"], samples=100, how=how)
     monkeypatch.setitem(METRICS, "hessian_trace", lambda *_: pytest.fail("taken twice"))
-    both = measure_run(folder, ["hessian_trace", "normalized_trace"], samples=100, how=how)
-    assert list(both) == ["hessian_trace", "normalized_trace"]
-    assert both["hessian_trace"] == alone["hessian_trace"]
+    names = ["hessian_trace", "normalized_trace", "gradient_norm"]
+    both = measure_run(folder, names, samples=100, how=how)
+    assert list(both) == names
+    trace, normalized, norm = both.values()
+    assert trace == alone["hessian_trace"]
+    assert trace.stderr is not None
+    assert normalized.value == pytest.approx(trace.value / norm.value, rel=1e-5)
+    assert normalized.stderr == pytest.approx(trace.stderr / norm.value, rel=1e-5)
     assert list(measure_run(folder, ["normalized_trace"], samples=100, how=how)) == [
         "normalized_trace"
     ]
