@@ -152,6 +152,9 @@ def test_a_run_starts_only_if_it_fits_or_fits_nowhere() -> None:
     assert Clock(None).allows(1e9, begun=False)
 
 
+ORIGIN = '{"versions": {"torch": "2"}, "hardware": "x", "command": "crsam study small"}'
+
+
 def test_curves_have_an_entry_an_epoch_and_fewer_if_the_file_grows_too_long(tmp_path: Path) -> None:
     lines = [{"kind": "train", "epoch": e / 2, "step": e, "loss": 1 / e, "accuracy": 12.345678}
              for e in range(1, 11)]  # fmt: skip
@@ -172,11 +175,12 @@ def test_curves_have_an_entry_an_epoch_and_fewer_if_the_file_grows_too_long(tmp_
         if job.result is not None:
             place = tmp_path / job.place
             (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in long))
-            (place / "environment.json").write_text('{"versions": {"torch": "2"}, "hardware": "x"}')
+            (place / "environment.json").write_text(ORIGIN)
     write_summary(progress, tmp_path, tmp_path / "deep/er/study.json")
     assert (tmp_path / "deep/er/study.json").stat().st_size < LIMIT
     written = json.loads((tmp_path / "deep/er/study.json").read_text())
     assert written["runs"][0]["epochs"]["epoch"][-1] == 2999
+    assert written["commands"] == ["crsam study small"]
 
 
 def test_a_summary_has_what_runs_were_judged_on_since(tmp_path: Path) -> None:
@@ -185,7 +189,7 @@ def test_a_summary_has_what_runs_were_judged_on_since(tmp_path: Path) -> None:
     progress = look(study, tmp_path)
     first, *others = (tmp_path / job.place for job in progress.jobs if job.result is not None)
     for place in (first, *others):
-        (place / "environment.json").write_text('{"versions": {"torch": "2"}, "hardware": "x"}')
+        (place / "environment.json").write_text(ORIGIN)
         (place / "metrics.jsonl").write_text("")
     kept = {
         "num_images": 7,

@@ -53,19 +53,17 @@ def summary(progress: Progress, folder: Path, every: int = 1) -> dict[str, Any]:
     """
     study = progress.study
     recipe = as_tables(study.recipe)
+    done = [job for job in progress.jobs if job.result is not None]
     return {
         "kind": KIND,
         "study": study.name,
         "is_complete": progress.is_complete,
         "reference": study.reference,
         "recipe": recipe,
+        "commands": sorted({_origin(folder / job.place)["command"] for job in done}),
         "chosen": {name: dict(setting) for name, setting in progress.chosen.items()},
         "verdict": verdict(progress).as_json(),
-        "runs": [
-            _run(job, folder, flat(recipe), every)
-            for job in progress.jobs
-            if job.result is not None
-        ],
+        "runs": [_run(job, folder, flat(recipe), every) for job in done],
     }
 
 
@@ -84,7 +82,7 @@ def as_text(content: Mapping[str, Any]) -> str:
 def _run(job: Job, folder: Path, base: Mapping[str, Any], every: int) -> dict[str, Any]:
     assert job.result is not None and job.setting is not None  # noqa: PT018
     place = RunFolder(folder / job.place)
-    origin = json.loads((place.path / "environment.json").read_text())
+    origin = _origin(place.path)
     own = flat(as_tables(job.recipe))
     return {
         "stage": job.stage,
@@ -99,6 +97,11 @@ def _run(job: Job, folder: Path, base: Mapping[str, Any], every: int) -> dict[st
         **_robustness(place.path),
         "epochs": curves(place.metrics(), every),
     }
+
+
+def _origin(folder: Path) -> dict[str, Any]:
+    origin: dict[str, Any] = json.loads((folder / "environment.json").read_text())
+    return origin
 
 
 def _robustness(folder: Path) -> dict[str, Any]:
