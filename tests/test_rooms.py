@@ -62,5 +62,7 @@ def test_the_map_shows_every_room() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     shown = re.findall(r"^ {2}(\w+)/ {2}", text, re.MULTILINE)
     assert sorted(shown) == sorted(
-        path.name for path in (ROOT / "src/crsam").iterdir() if path.is_dir() and path.name[0] != "_"
+        path.name
+        for path in (ROOT / "src/crsam").iterdir()
+        if path.is_dir() and path.name[0] != "_"
     )
