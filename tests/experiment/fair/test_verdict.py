@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from crsam.experiment.fair import show
 from crsam.experiment.fair.conduct import Clock
 from crsam.experiment.fair.interval import interval
 from crsam.experiment.fair.jobs import Job, look, per_epoch
@@ -96,6 +99,29 @@ def test_differences_are_paired_and_equal_time_has_its_own(tmp_path: Path, capsy
     shown = capsys.readouterr().out
     for words in ("+0.75", "-2.43 to +3.93", "At equal time: CR-SAM log +0.45", "1.5×"):
         assert words in shown
+
+
+def test_how_flat_models_are_is_told_apart_by_images_and_fits_a_terminal(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(show, "console", lambda: Console(width=80))
+    study = small(tmp_path)
+    pretend(study, tmp_path, lambda job: 50.0)
+    pretend(study, tmp_path, lambda job: 50.0)
+    names = ("gradient_norm", "hessian_trace", "normalized_trace", "top_eigenvalue")
+    figures = {"train": 0.07546, "test": 7028.243}
+    measures = {f"{name}, {split}": figures[split] for split in figures for name in names}
+    progress = look(study, tmp_path)
+    jobs = tuple(replace(job, measures=measures) for job in progress.jobs)
+    show_verdict(replace(progress, jobs=jobs))
+    train, test = capsys.readouterr().out.split("How flat the final models are on ")[1:]
+    assert (train.split()[0], test.split()[0]) == ("train", "test")
+    for split, figure in ((train, "0.0755"), (test, "7,028")):
+        assert "normalized" in split
+        (sam,) = [line for line in split.splitlines() if line.startswith("SAM  ")]
+        assert sam.split()[1:] == [figure] * 4
 
 
 def test_without_a_factor_equal_time_follows_the_seconds_of_the_final_runs(tmp_path: Path) -> None:

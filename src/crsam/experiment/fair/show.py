@@ -10,7 +10,7 @@ from rich.table import Table as Grid
 
 from crsam.experiment.fair.interval import Interval
 from crsam.experiment.fair.jobs import Job, Progress, said
-from crsam.experiment.fair.verdict import Tried, Verdict, mean_over, over, sensitivity, verdict
+from crsam.experiment.fair.verdict import Row, Tried, Verdict, mean_over, over, sensitivity, verdict
 from crsam.experiment.study import Spread
 from crsam.experiment.tables import console
 
@@ -31,7 +31,7 @@ def show_plan(progress: Progress) -> None:
             stage,
             name,
             _settings(group),
-            " ".join(str(seed) for seed in dict.fromkeys(job.recipe.seed for job in group)),
+            _spans(list(dict.fromkeys(job.recipe.seed for job in group))),
             _epochs(group[0]),
             str(len(group)),
             str(len(group) - left),
@@ -96,16 +96,28 @@ def _show_rows(found: Verdict, progress: Progress) -> None:
             "—" if math.isnan(row.time) else f"{row.time:.1f}×",
         )
     console().print(grid)
-    seeds = " ".join(map(str, progress.study.seeds))
-    print(f"\nMean ± standard deviation over the seeds {seeds}; differences seed by seed.")
+    seeds = progress.study.seeds
+    means = "Mean ± standard deviation over the seeds {}; differences seed by seed."
+    print("\n" + (means if len(seeds) > 1 else "Of one seed, {}.").format(_spans(seeds)))
     for name, value in found.at_equal_time:
         print(f"At equal time: {name} {value.mean:+.2f}  {_ends(value)}".rstrip())
-    figures = list(dict.fromkeys(name for row in found.rows for name in row.figures))
-    grid = _grid("\nHow flat the final models are", "contestant", *figures)
-    for row in found.rows:
-        grid.add_row(row.contestant, *(_significant(row.figures[n]) if n in row.figures else ""
-                                       for n in figures))  # fmt: skip
-    console().print(grid)
+    _show_figures(found.rows)
+
+
+def _show_figures(rows: Sequence[Row]) -> None:
+    """How flat the models are, a table for each set of images they were measured on."""
+    names = list(dict.fromkeys(name for row in rows for name in row.figures))
+    for images in dict.fromkeys(name.partition(", ")[2] for name in names):
+        own = [name for name in names if name.partition(", ")[2] == images]
+        title = "\nHow flat the final models are" + (f" on {images} images" if images else "")
+        headings = [name.partition(", ")[0].replace("_", " ") for name in own]
+        grid = _grid(title, "contestant", *headings)
+        for column in grid.columns[1:]:
+            column.no_wrap = False  # the headings
+        for row in rows:
+            cells = [_figure(row.figures[name]) if name in row.figures else "" for name in own]
+            grid.add_row(row.contestant, *cells)
+        console().print(grid)
 
 
 def _epochs(job: Job) -> str:
@@ -153,8 +165,24 @@ def _ends(value: Interval) -> str:
     return "" if math.isnan(value.low) else f"{value.low:+.2f} to {value.high:+.2f}"
 
 
-def _significant(value: Spread) -> str:
-    return "—" if math.isnan(value.mean) else f"{value.mean:.3g}"
+def _figure(value: Spread) -> str:
+    if math.isnan(value.mean):
+        return "—"
+    return f"{value.mean:,.0f}" if 1000 <= abs(value.mean) < 1e6 else f"{value.mean:.3g}"
+
+
+def _spans(seeds: Sequence[int]) -> str:
+    """Numbers in a row as a span, where that is shorter.
+
+    Example:
+        >>> _spans([0, 1, 2]), _spans([7, *range(100, 116)])
+        ('0 1 2', '7 100–115')
+    """
+    words: list[str] = []
+    for _, group in groupby(enumerate(seeds), lambda pair: pair[1] - pair[0]):
+        row = [seed for _, seed in group]
+        words += map(str, row) if len(row) < 4 else [f"{row[0]}–{row[-1]}"]
+    return " ".join(words)
 
 
 def _duration(seconds: float | None) -> str:
