@@ -12,8 +12,9 @@ from torch import nn
 
 from crsam import _tensors as tn
 from crsam.models import make_model
-from crsam.optim import functional as functional_module
-from crsam.optim.functional import Functional, FunctionalProbe
+from crsam.optim import functional_probe as probe_module
+from crsam.optim.functional import Functional
+from crsam.optim.functional_probe import FunctionalProbe
 from crsam.optim.probe import Offset
 from crsam.optim.ways import WAYS, Way, chosen_out_of, fastest, ways
 
@@ -189,7 +190,7 @@ def test_passes_at_once_are_the_passes_in_sequence(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
-    monkeypatch.setattr(functional_module, "_side_streams", lambda device: (Stream(), Stream()))
+    monkeypatch.setattr(probe_module, "_side_streams", lambda device: (Stream(), Stream()))
     torch.manual_seed(0)
     model = Net().double()
     functional = Functional(model, lambda model, x: model(x).square().mean())

@@ -14,7 +14,8 @@ from torch.optim import SGD, Optimizer
 
 from crsam import _tensors as tn
 from crsam._tensors import Tensors
-from crsam.optim.functional import Functional, FunctionalProbe
+from crsam.optim.functional import Functional
+from crsam.optim.functional_probe import FunctionalProbe
 from crsam.optim.knobs import Dice, Knobs
 from crsam.optim.sharpness import SharpnessAware
 from crsam.optim.ways import Way, fastest, ways

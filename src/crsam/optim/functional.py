@@ -1,14 +1,9 @@
-"""The other probe: it knows model and loss, so it never moves the weights.
-
-Its perturbed passes need nothing of each other. They can run at the same time, and nothing in a
-step waits for the host, so that a whole step can be one CUDA graph.
-"""
+"""A closure that knows model and loss, so that weights need not be moved to see them elsewhere."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,15 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from crsam import _tensors as tn
 from crsam._stateless import everywhere
-from crsam._tensors import Tensors
-from crsam.errors import UserError
-from crsam.optim.closure import Selection
-from crsam.optim.moved import cast, moved
-from crsam.optim.parallel import Parallel
-from crsam.optim.probe import Evaluation, Offset, as_scalar
-from crsam.optim.ranks import Ranks
-from crsam.optim.replay import Replay
-from crsam.optim.ways import Way, chosen_out_of
+from crsam.optim.ways import Way
 
 LossFunction = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]
 """``loss_fn(model, batch)``: the mean loss of the batch, and, if you like, something to keep of
@@ -217,129 +204,3 @@ class _LossOf(nn.Module):
 
     def forward(self, batch: Any) -> Tensor | tuple[Tensor, Tensor]:
         return self._loss_fn(self.model, batch)
-
-
-class FunctionalProbe:
-    """A `Probe` of a `Functional`.
-
-    Args:
-        closure: Knows model, loss and batch.
-        params: The parameters to take gradients of.
-        parallel: How the model is spread over processes; None: it is not.
-
-    Raises:
-        UserError: If each process holds but a part of the weights.
-    """
-
-    def __init__(
-        self,
-        closure: Functional,
-        params: Sequence[nn.Parameter],
-        parallel: Parallel | None = None,
-    ) -> None:
-        self.closure = closure
-        self.ranks = Ranks() if parallel is None else parallel.of_a_pass
-        if parallel is not None and parallel.is_sharded:
-            raise UserError("a Functional takes whole weights, and these are spread over processes")
-        self.params = list(params)
-        self.replay = Replay(params, None) if closure.draws else None
-        self.seen: set[int] = set()
-        self.sparse_dims: dict[int, int] = {}
-        self._first = True
-        self._buffers = closure.buffers()
-        self._dtypes = closure.dtypes(self.params)
-        self._own_dtypes = tuple(p.dtype for p in self.params)
-
-    def __call__(self, offset: Offset | None = None, *, last: bool = False) -> Evaluation:
-        if offset is None:
-            return self._wide(self._at(cast(list(self.params), self._dtypes)))
-        weights = self._moved(offset)
-        if last:
-            offset.direction.clear()
-        return self._wide(self._at(weights))
-
-    def both(self, offset: Offset) -> tuple[Evaluation, Evaluation]:
-        """At ``w + e`` and at ``w − e``; on two streams, where that was asked for.
-
-        Where steps are fused, gradients stay in the dtypes that they were computed in.
-        """
-        self.closure.pairs = True
-        sides = offset, -offset
-        if not (self.closure.way.at_once and self.params[0].is_cuda):
-            up, down = (self._one_of_both(self._moved(side)) for side in sides)
-            return up, down
-        with chosen_out_of(self.closure.way.num_choices):
-            return self._at_once(sides)
-
-    def _at_once(self, sides: tuple[Offset, Offset]) -> tuple[Evaluation, Evaluation]:
-        main = torch.cuda.current_stream()
-        streams = _side_streams(self.params[0].device)
-        found, ready = [], main.record_event()
-        for number, (stream, side) in enumerate(zip(streams, sides)):
-            stream.wait_event(ready)
-            with torch.cuda.stream(stream):
-                weights = self._moved(side)
-                ready = stream.record_event()  # the other side is moved while this pass begins
-                evaluation = self._one_of_both(weights, number)
-                if not number:  # while the other pass is still under way
-                    evaluation = evaluation._replace(norms=tn.norms(evaluation.grads))
-                found.append(evaluation)
-        for stream in streams:
-            main.wait_stream(stream)
-        for evaluation in found:  # made on another stream, used on this one from here on
-            for tensor in (evaluation.loss, evaluation.norms, *evaluation.grads):
-                if tensor is not None:
-                    tensor.record_stream(main)
-        return found[0], found[1]
-
-    def _at(self, weights: Tensors, side: int = 0) -> Evaluation:
-        # The first pass moves the buffers, as any forward pass does; the others move copies.
-        buffers = self._buffers if self._first else self.closure.spare_buffers(side)
-        with self.replay.one_pass() if self.replay is not None else nullcontext():
-            loss, extra, grads = self.closure.at(self.params, weights, buffers)
-        if self._first:
-            self._first, self.closure.extra = False, extra
-            self.closure.count()
-        return Evaluation(as_scalar(loss), self._dense(grads))
-
-    def _one_of_both(self, weights: Tensors, side: int = 0) -> Evaluation:
-        evaluation = self._at(weights, side)
-        stays = tn.is_fusing() and self.ranks.size == 1
-        return evaluation if stays else self._wide(evaluation)
-
-    def _moved(self, offset: Offset) -> Tensors:
-        return moved(list(self.params), offset.direction, offset.scale, self._dtypes)
-
-    def _wide(self, evaluation: Evaluation) -> Evaluation:
-        """With gradients in the parameters' own dtypes, averaged over processes."""
-        # No wrapper sees these gradients, and so none has averaged them.
-        return evaluation._replace(grads=self.ranks.mean_(cast(evaluation.grads, self._own_dtypes)))
-
-    def _dense(self, grads: list[Tensor | None]) -> Tensors:
-        self.seen |= {i for i, g in enumerate(grads) if g is not None}
-        return [
-            torch.zeros_like(p) if g is None else g for p, g in zip(self.params, grads, strict=True)
-        ]
-
-    def losses(self, offset: Offset | None = None) -> Tensor:
-        raise TypeError("a Functional cannot tell samples apart: use crsam.PerSample")
-
-    def fisher(self, num_samples: int) -> Tensors:
-        raise TypeError("a Functional cannot tell samples apart: use crsam.PerSample")
-
-    def on(self, part: Selection) -> FunctionalProbe:
-        raise TypeError("a Functional cannot tell samples apart: use crsam.PerSample")
-
-
-_streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
-
-
-def _side_streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-    """Two streams, the same ones in every step: the allocator keeps memory by stream."""
-    if device not in _streams:
-        _streams[device] = (_stream(device), _stream(device))
-    return _streams[device]
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

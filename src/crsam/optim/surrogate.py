@@ -12,7 +12,8 @@ from crsam._tensors import Tensors
 from crsam.optim.ascent import Ascent
 from crsam.optim.average import Average, average_over_ranks
 from crsam.optim.closure import Divisible
-from crsam.optim.functional import Functional, FunctionalProbe
+from crsam.optim.functional import Functional
+from crsam.optim.functional_probe import FunctionalProbe
 from crsam.optim.objective import Objective
 from crsam.optim.probe import Closure, ClosureProbe, Probe
 from crsam.optim.replay import Replay
