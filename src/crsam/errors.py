@@ -14,8 +14,12 @@ class UserError(ValueError):
     """
 
 
+MANY = 20
+"""Names that are still told where one of them is near."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """The error for a name that does not exist, with the nearest that does.
+    """The error for a name that does not exist, with the nearest that does, or all there are.
 
     Example:
         >>> unknown("model", "resnet81", ["resnet18", "wrn28_10"])
@@ -23,5 +27,6 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """
     names = {each.lower(): each for each in known}
     close = difflib.get_close_matches(str(name).lower(), names, n=1)
-    hint = f"did you mean {names[close[0]]!r}? " if close else ""
-    return UserError(f"unknown {kind} {name!r}: {hint}there are {', '.join(names.values())}")
+    hint = f"did you mean {names[close[0]]!r}?" if close else ""
+    every = f"there are {', '.join(names.values())}" if not close or len(names) <= MANY else ""
+    return UserError(f"unknown {kind} {name!r}: {' '.join(filter(None, (hint, every)))}")

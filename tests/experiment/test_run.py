@@ -219,6 +219,30 @@ def test_a_result_without_its_recipe_is_refused(tmp_path: Path) -> None:
         run(tiny("seed=3"), tmp_path, lines=False)
 
 
+@pytest.mark.parametrize("wrong", ["optimizer.momentum=-1", "data.name=cifar10"])
+def test_a_run_that_is_refused_leaves_nothing(tmp_path: Path, wrong: str) -> None:
+    with pytest.raises(UserError):
+        run(tiny(wrong, f"data.root={tmp_path}"), tmp_path / "runs/one", lines=False)
+    assert list(tmp_path.rglob("*")) == [tmp_path / "runs"]
+
+
+def test_a_run_is_not_forgotten_for_one_that_is_refused(tmp_path: Path) -> None:
+    result = run(tiny(), tmp_path, lines=False)
+    with pytest.raises(UserError, match="momentum"):
+        run(tiny("optimizer.momentum=-1"), tmp_path, lines=False, fresh=True)
+    assert run(tiny(), tmp_path, lines=False) == result
+
+
+def test_a_checkpoint_that_was_cut_says_how_to_go_on(tmp_path: Path) -> None:
+    run(tiny(), tmp_path, lines=False)
+    (tmp_path / "result.json").unlink()
+    content = (tmp_path / "checkpoint.pt").read_bytes()
+    (tmp_path / "checkpoint.pt").write_bytes(content[:1000])
+    with pytest.raises(UserError, match="not a whole checkpoint.*--fresh starts the run over"):
+        run(tiny(), tmp_path, lines=False)
+    assert run(tiny(), tmp_path, lines=False, fresh=True)["steps"] == 15
+
+
 def test_a_run_that_never_got_to_a_checkpoint_does_not_block_its_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="momentum"):
         run(tiny("optimizer.momentum=-1"), tmp_path, lines=False)

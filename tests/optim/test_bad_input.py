@@ -46,6 +46,38 @@ def backward(loss: Tensor) -> Tensor:
     return loss
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda base: crsam.CRSAM(base, roh=0.1), r"option of CRSAM 'roh': did you mean 'rho'\?"),
+        (lambda base: crsam.SAM(base, adaptive=True), "of SAM 'adaptive': .*ASAM is adaptive"),
+        (lambda base: crsam.SharpnessAware(base, Gradient(), wamup=3), "did you mean 'warmup'"),
+        (lambda base: crsam.make("gsam", base, rho_mini=0.1), "of GSAM .* 'rho_min'"),
+    ],
+)
+def test_misspelt_options_are_named_with_the_nearest(
+    model: nn.Module, make: Callable[[SGD], Any], message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        make(sgd(model))
+
+
+def test_the_checkpoint_of_a_sam_py_is_refused(model: nn.Module) -> None:
+    opt = crsam.SAM(sgd(model))
+    theirs = sgd(model).state_dict()
+    theirs["state"] = {i: {"old_p": p.detach()} for i, p in enumerate(model.parameters())}
+    with pytest.raises(ValueError, match=r"checkpoint of a sam\.py"):
+        opt.load_state_dict(theirs)
+    assert not opt.state
+
+
+def test_a_model_of_which_nothing_is_trained_is_pointed_out(model: nn.Module) -> None:
+    with pytest.warns(UserWarning, match="another model"):
+        crsam.SAM(sgd(model), model=nn.Linear(3, 2))
+    crsam.SAM(sgd(model), model=nn.Sequential(model, nn.Linear(2, 2)))
+    crsam.SAM(sgd(model), model=nn.BatchNorm1d(2, affine=False))
+
+
 CLOSURES: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "no backward": (lambda m: loss_of(m), r"call loss\.backward\(\)"),
     "returns nothing": (lambda m: backward(loss_of(m)) and None, "must return the loss"),

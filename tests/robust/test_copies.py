@@ -67,6 +67,17 @@ def test_a_folder_is_copied_in_the_layout_of_imagenet_c(tmp_path: Path) -> None:
     assert copied.items() <= content(dest).items()
 
 
+def test_folders_of_classes_alone_are_copied_with_a_word_of_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = photos(tmp_path / "photos")
+    corrupt_set(root / "val", tmp_path / "a", names=SOME, severities=[1], workers=1)
+    assert "trains on" not in capsys.readouterr().err
+    (root / "val").rename(tmp_path / "mine")
+    corrupt_set(tmp_path / "mine", tmp_path / "b", names=SOME, severities=[1], workers=1)
+    assert "mine has no folder val or test: all of its images are copied" in capsys.readouterr().err
+
+
 def test_jpeg_keeps_names_and_is_of_quality_85(tmp_path: Path) -> None:
     root, dest = photos(tmp_path / "photos"), tmp_path / "c"
     corrupt_set(root, dest, names=SOME, severities=[1], workers=1)

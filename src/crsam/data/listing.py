@@ -104,6 +104,8 @@ def find_split(root: Path, *names: str) -> Listing:
         if found := _archives(root, name) if root.is_dir() else []:
             return list_archives(found)
     first = names[0]
+    if not root.is_dir():
+        raise UserError(f"there is no folder {root}")
     packed = [p for p in root.glob(f"{first}*") if p.name.lower().endswith(PACKED)]
     if packed:
         raise UserError(f"{packed[0]} cannot be read in parts: make it a .tar or .zip file")

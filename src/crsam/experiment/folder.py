@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,16 @@ class RunFolder:
                 "give another --out, or --fresh to start over"
             )
 
+    def check(self, recipe: Recipe, fresh: bool) -> None:
+        """Raises UserError if a run of this recipe cannot start or go on here."""
+        if recipe.init and weights_file(recipe.init).resolve() == self.checkpoint_file.resolve():
+            raise UserError(
+                f"init = {recipe.init!r}: a run cannot begin from the checkpoint that it is to "
+                "write: give another --out"
+            )
+        if self.begun and not fresh:  # else nothing is lost
+            self.check_recipe(recipe)
+
     def start(self, recipe: Recipe, environment: dict[str, Any], fresh: bool) -> None:
         """Makes the folder one of this recipe's.
 
@@ -127,20 +137,21 @@ class RunFolder:
         Raises:
             UserError: If it holds a run of another recipe.
         """
-        if recipe.init and weights_file(recipe.init).resolve() == self.checkpoint_file.resolve():
-            raise UserError(
-                f"init = {recipe.init!r}: a run cannot begin from the checkpoint that it is to "
-                "write: give another --out"
-            )
+        self.check(recipe, fresh)
         if fresh:
             of_it = (self.result_file, self.checkpoint_file, self.metrics_file, self.init_file)
             for file in (*of_it, self.path / "robustness.json"):
                 file.unlink(missing_ok=True)
-        elif self.begun:  # else nothing is lost
-            self.check_recipe(recipe)
         if self.result() is None:
             checkpoint.write(self.recipe_file, to_toml(recipe).encode())
             self.write_json("environment.json", environment)
+
+    def leave_nothing(self) -> None:
+        """Removes the folder if there is no more in it than a claim."""
+        if [entry.name for entry in self.path.iterdir()] == [self.lock_file.name]:
+            with suppress(OSError):
+                self.lock_file.unlink()
+                self.path.rmdir()
 
     def write_json(self, name: str, content: Any) -> None:
         text = json.dumps(finite(content), indent=1, allow_nan=False) + "\n"

@@ -70,15 +70,23 @@ def run(
     with ExitStack() as stack:
         if world.is_main:
             stack.enter_context(place.claim())
-            place.start(recipe, {**environment(world.device), "processes": world.size}, fresh)
+            place.check(recipe, fresh)
         world.wait()
-        done = place.result()
+        done = None if fresh else place.result()
         if done is not None:
             return done
         stop = stack.enter_context(stoppable())
         label = label or f"{recipe.method}, seed {recipe.seed}"
-        begins = not place.checkpoint_file.exists()
-        parts = build(recipe, world, label, lines, begins=begins)
+        begins = fresh or not place.checkpoint_file.exists()
+        try:
+            parts = build(recipe, world, label, lines, begins=begins)
+        except UserError:
+            if world.is_main:
+                place.leave_nothing()
+            raise
+        if world.is_main:
+            place.start(recipe, {**environment(world.device), "processes": world.size}, fresh)
+        world.wait()
         if parts.started is not None and world.is_main:
             say(f"{label}: from {parts.started.file}, {parts.started.loaded}")
             place.write_json(place.init_file.name, parts.started.as_json())
@@ -125,7 +133,10 @@ class Journal:
         self.autocast = autocast_of(recipe)
         self.began, self.seconds_before, length = time.perf_counter(), 0.0, 0
         if place.checkpoint_file.exists():
-            state = checkpoint.load(place.checkpoint_file, world.device)
+            try:
+                state = checkpoint.load(place.checkpoint_file, world.device)
+            except UserError as error:
+                raise UserError(f"{error}; --fresh starts the run over") from error
             try:
                 parts.training.load_state_dict(state["training"])
                 length, self.seconds_before = state["metrics_length"], state["seconds"]

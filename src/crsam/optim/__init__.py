@@ -1,12 +1,25 @@
 """The parts that methods of the SAM family are made of, and the optimizer that runs them."""
 
+from crsam.optim import ascent as _ascent
+from crsam.optim import objective as _objective
+from crsam.optim import schedule as _schedule
 from crsam.optim.ascent import *
 from crsam.optim.objective import *
-from crsam.optim.probe import ClosureProbe as ClosureProbe
-from crsam.optim.probe import Evaluation as Evaluation
-from crsam.optim.probe import Offset as Offset
-from crsam.optim.probe import Probe as Probe
-from crsam.optim.radius import FollowLearningRate as FollowLearningRate
+from crsam.optim.probe import ClosureProbe, Evaluation, Offset, Probe
+from crsam.optim.radius import FollowLearningRate
 from crsam.optim.schedule import *
-from crsam.optim.sharpness import SharpnessAware as SharpnessAware
-from crsam.optim.step import Step as Step
+from crsam.optim.sharpness import SharpnessAware
+from crsam.optim.step import Step
+
+__all__ = [
+    "ClosureProbe",
+    "Evaluation",
+    "FollowLearningRate",
+    "Offset",
+    "Probe",
+    "SharpnessAware",
+    "Step",
+]
+__all__ += _ascent.__all__
+__all__ += _objective.__all__
+__all__ += _schedule.__all__

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
 from torch import nn
 from torch.amp import GradScaler
 from torch.optim import LBFGS, Optimizer
 
-from crsam.errors import UserError
+from crsam._arguments import arguments
+from crsam.errors import UserError, unknown
 from crsam.optim.ascent import Ascent
 from crsam.optim.closure import Divisible, PerSample
 from crsam.optim.functional import Functional
@@ -39,7 +42,25 @@ def check_base(base: Any, wrapper: type[Optimizer]) -> None:
         raise ValueError("complex parameters are not supported: use torch.view_as_real")
 
 
-def check_options(warmup: Any, seed: Any, scope: Any, max_norm: float | None, model: Any) -> None:
+def check_unknown(method: type[Optimizer], options: Iterable[str]) -> None:
+    """Refuses options that there are none of; Python would name another class, and none near."""
+    known = [name for name in arguments(method) if name not in ("base", "unknown")]
+    for name in options:
+        hint = ": crsam.ASAM is adaptive" if name == "adaptive" else ""
+        raise TypeError(f"{unknown(f'option of {method.__name__}', name, known)}{hint}")
+
+
+def check_state(state_dict: Mapping[str, Any]) -> None:
+    if any("old_p" in entry for entry in state_dict["state"].values()):
+        raise ValueError(
+            "this is the checkpoint of a sam.py, which holds nothing of its base optimizer (no "
+            "momentum): load the model's weights, and start the optimizer afresh"
+        )
+
+
+def check_options(
+    base: Optimizer, warmup: Any, seed: Any, scope: Any, max_norm: float | None, model: Any
+) -> None:
     at_least("warmup", warmup, 0)
     at_least("seed", seed, 0)
     one_of("scope", scope, get_args(Scope))
@@ -47,6 +68,13 @@ def check_options(warmup: Any, seed: Any, scope: Any, max_norm: float | None, mo
         non_negative("max_norm", max_norm)
     if model is not None and not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if model is not None and (own := {id(p) for p in model.parameters()}):
+        trained = {id(p) for group in base.param_groups for p in group["params"]}
+        if not own & trained:
+            warnings.warn(
+                "the base optimizer trains none of the parameters of `model`: is it another model?",
+                stacklevel=4,
+            )
 
 
 def check_parts(ascent: Ascent, objective: Objective, schedule: Schedule) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Never
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from crsam.optim.checks import (
     check_base,
     check_options,
     check_parts,
+    check_state,
+    check_unknown,
     checked_closure,
     pieces_of,
     usable,
@@ -98,11 +100,13 @@ class SharpnessAware(Optimizer):
         seed: int = 0,
         scope: Scope = "batch",
         group: Any = None,
+        **unknown: Never,
     ) -> None:
+        check_unknown(type(self), unknown)
         objective, schedule = objective or WorstCase(), schedule or EveryStep()
         check_base(base, SharpnessAware)
         check_parts(ascent, objective, schedule)
-        check_options(warmup, seed, scope, max_norm, model)
+        check_options(base, warmup, seed, scope, max_norm, model)
 
         self.base = base
         self.ascent, self.objective, self.schedule = ascent, objective, schedule
@@ -329,6 +333,7 @@ class SharpnessAware(Optimizer):
 
         What a checkpoint lacks (hyper-parameters of ours in one of the base) stays as it is here.
         """
+        check_state(state_dict)
         names = {name for part in self._parts for name in part.memory}
         before = [dict(group) for group in self.param_groups]
         theirs, ours = parted(state_dict, names)

@@ -24,6 +24,8 @@ from crsam.robust.settings import Copied, Settings, begin, expect
 from crsam.robust.workers import number_of, worked
 from crsam.train.interrupt import Stopped, stoppable
 
+SPLITS = ("val", "test")
+
 
 class Done(NamedTuple):
     """What came of one image."""
@@ -62,8 +64,11 @@ def corrupt_folder(
     settings = settings or Settings()
     settings = replace(settings, constants=settings.constants or "imagenet")
     check_asked(list(names), list(severities))
-    below = [folder for split in ("val", "test") if (folder := source / split).is_dir()]
+    below = [folder for split in SPLITS if (folder := source / split).is_dir()]
     files = files_by_class(below[0] if below else source)
+    if not below and source.resolve().name not in SPLITS:
+        say(f"{source} has no folder val or test: all of its images are copied, also those that a "
+            "run on it trains on")  # fmt: skip
     cells = [(name, severity) for name in names for severity in severities]
     images = [
         (path, f"{label}/{name}")

@@ -56,7 +56,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path} is not a whole checkpoint: {reason}") from error
+        raise UserError(f"{path} is not a whole checkpoint ({reason})") from error
     if not isinstance(state, dict):
         raise UserError(f"{path} is not a checkpoint of ours: it holds a {type(state).__name__}")
     return state

@@ -38,7 +38,7 @@ def test_a_study_runs_to_its_end_measures_and_is_not_repeated(tmp_path: Path) ->
     assert choosing["test_accuracy"] is None
     assert choosing["validation_accuracy"] > 0
     kept = {p.parent.relative_to(runs).parts[0] for p in runs.rglob("checkpoint.pt")}
-    assert kept == {"final"}
+    assert kept == {"final", "equal-time"}
 
     written = json.loads(summary.read_text(), parse_constant=pytest.fail)
     assert summary.read_text() == (runs / "study.json").read_text()
@@ -47,6 +47,7 @@ def test_a_study_runs_to_its_end_measures_and_is_not_repeated(tmp_path: Path) ->
     final = [run for run in written["runs"] if run["stage"] == "final"]
     assert set(final[0]["measures"]) == {"loss, train", "gradient_norm, train", "loss, test",
                                          "gradient_norm, test"}  # fmt: skip
+    assert all(("measures" in run) == (run["stage"] != "choose") for run in written["runs"])
     assert final[0]["epochs"]["epoch"] == [1, 2]
     assert {"commit", "hardware", "torch", "seed", "changes"} <= set(final[0])
     sam = next(run for run in final if run["contestant"] == "SAM")
@@ -113,11 +114,11 @@ def test_a_final_run_killed_before_it_was_measured_is_measured_later(tmp_path: P
     plain, runs = small(tmp_path), tmp_path / "runs"
     conduct(plain, runs)
     measured = small(tmp_path, more='[study.measure]\nmetrics = ["loss"]\nsplits = ["test"]\n')
-    assert len(look(measured, runs).pending) == 6
+    assert len(look(measured, runs).pending) == 8
     results = stamps(runs)
     assert conduct(measured, runs).is_complete
     assert stamps(runs) == results
-    assert len(list(runs.rglob("measures-test.json"))) == 6
+    assert len(list(runs.rglob("measures-test.json"))) == 8
 
 
 def test_a_final_run_that_diverged_is_not_measured_and_no_end_of_the_study(tmp_path: Path) -> None:

@@ -71,7 +71,6 @@ def test_the_grid_goes_to_whoever_has_the_option_and_dotted_keys_to_all(tmp_path
         (['study.contestants.SAM.method="sma"'], "did you mean"),
         (['study.equal_time.of="SAM"'], "must differ"),
         (["study.equal_time.factor=0"], "above 0"),
-        (["study.seeds=[]"], "needs final runs"),
         (['study.measure.metrics=["los"]'], "did you mean 'loss'?"),
         (['study.measure.samples=5'], "study.measure.metrics must be given"),
         (['study.checkpoints="some"'], "one of 'none', 'final', 'all'"),
@@ -117,4 +116,4 @@ def test_shipped_studies_are_accepted_and_say_their_command_and_cost(name: str) 
     assert {job.contestant for job in progress.jobs} == set(study.contestants)
     if not name.startswith("digits"):  # the others are for a GPU that is lent by the minute
         seconds = [progress.seconds(job) for job in progress.jobs]
-        assert all(each is not None and each < 9 * 60 for each in seconds)
+        assert all(each is not None and each < 10 * 60 for each in seconds)

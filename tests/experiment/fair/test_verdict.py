@@ -164,6 +164,13 @@ def test_the_plan_tells_runs_and_time(tmp_path: Path, capsys) -> None:  # type: 
     assert "to be chosen" in shown
 
 
+def test_a_plan_of_which_nothing_is_known_says_so(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    show_plan(look(small(tmp_path, "study.seeds=[]"), tmp_path))
+    shown = capsys.readouterr().out
+    assert "4 runs; how long they take is known once the first are done." in shown
+    assert "equal-time" not in shown
+
+
 def test_a_run_starts_only_if_it_fits_or_fits_nowhere() -> None:
     clock = Clock(1.0)
     assert clock.allows(30.0, begun=False)

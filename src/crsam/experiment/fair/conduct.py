@@ -221,10 +221,10 @@ def _do(study: Study, job: Job, folder: Path, world: World, clock: Clock, stop: 
             raise
         return False
     if world.is_main:
-        if study.measure is not None and job.stage == "final" and not has_diverged(result):
+        tested = job.stage != "choose"
+        if study.measure is not None and tested and not has_diverged(result):
             _measure(study.measure, place, world)
-        keeps = study.checkpoints == "all" or (study.checkpoints, job.stage) == ("final", "final")
-        if not keeps:
+        if study.checkpoints == "none" or (study.checkpoints == "final" and not tested):
             RunFolder(place).checkpoint_file.unlink(missing_ok=True)
     world.wait()  # or the others would not find it measured
     if world.device.type == "cuda":

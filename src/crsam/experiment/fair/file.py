@@ -169,8 +169,6 @@ def _check_equal_time(study: Study, equal: EqualTime) -> None:
     require(factor is None or factor > 0, "study.equal_time.factor", factor, "above 0")
     if equal.give == equal.of:
         raise UserError(f"study.equal_time: give and of must differ, both are {equal.give!r}")
-    if not study.seeds:
-        raise UserError("study.equal_time needs final runs: give study.seeds")
 
 
 def _check_seeds(key: str, seeds: tuple[int, ...]) -> None:

@@ -225,7 +225,7 @@ def _with_result(study: Study, folder: Path, job: Job) -> Job:
     if place.result_file.exists() and place.recipe_file.exists():
         place.check_recipe(job.recipe)
     result = place.result()
-    if wanted is None or job.stage != "final" or result is None or has_diverged(result):
+    if wanted is None or job.stage == "choose" or result is None or has_diverged(result):
         return replace(job, result=result)
     contents = {split: place.measures(split) for split in wanted.splits}
     if any(c is None or not {*wanted.metrics} <= c["metrics"].keys() for c in contents.values()):

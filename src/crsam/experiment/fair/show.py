@@ -39,10 +39,13 @@ def show_plan(progress: Progress) -> None:
             _duration(total[-1]),
         )
     console().print(grid)
-    known = sum(seconds for seconds in total if seconds is not None)
+    known = [seconds for seconds in total if seconds is not None]
+    if not known:
+        print(f"\n{len(progress.jobs)} runs; how long they take is known once the first are done.")
+        return
     more = " and what is not known yet" if None in total else ""
-    print(f"\n{len(progress.jobs)} runs, {_duration(known)}{more} to go (minutes:seconds), by what "
-          "finished runs took or, before there are any, the study's file says.")  # fmt: skip
+    print(f"\n{len(progress.jobs)} runs, {_duration(sum(known))}{more} to go (minutes:seconds), by "
+          "what finished runs took or, before there are any, the study's file says.")  # fmt: skip
 
 
 def show_verdict(progress: Progress) -> None:
