@@ -238,7 +238,7 @@ def test_a_checkpoint_that_was_cut_says_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "result.json").unlink()
     content = (tmp_path / "checkpoint.pt").read_bytes()
     (tmp_path / "checkpoint.pt").write_bytes(content[:1000])
-    with pytest.raises(UserError, match="not a whole checkpoint.*--fresh starts the run over"):
+    with pytest.raises(UserError, match=r"not a whole checkpoint.*--fresh starts the run over"):
         run(tiny(), tmp_path, lines=False)
     assert run(tiny(), tmp_path, lines=False, fresh=True)["steps"] == 15
 
