@@ -57,7 +57,7 @@ def test_ours_stand_beside_the_papers_and_a_dash_where_there_are_none(
     assert "ResNet-18 basic CIFAR-10 95.29 — 96.46 96.00 96.95 —" in out
     assert "ResNet-18 cutout CIFAR-10 95.96 — 96.55 — 97.01 —" in out
     assert "WRN-28-10 basic CIFAR-10 95.89 90.50 96.81 — 97.36 90.50" in out
-    assert "cifar10 resnet18 basic SAM 96.00 ± 1.41 2 60 0.005 A GPU a.json" in out
+    assert "cifar10 resnet18 basic SAM 96.00 ± 1.41 2 60 0.001 A GPU a.json" in out
     assert "cifar10 wrn28_10 basic crsam 90.50 1 200 0.001 Here b.json" in out
     assert "on part" not in out
     assert "chosen" not in out

@@ -181,9 +181,9 @@ def test_what_cannot_be_scaled_is_refused() -> None:
     opt = crsam.SAM(SGD(half.parameters(), lr=0.1))
     with pytest.raises(UserError, match="weights are float16"):
         opt.step(lambda: torch.zeros(()), scaler=run.scaler)
-    lbfgs = Training("sam", LBFGS(run.model.parameters()))
+    lbfgs = crsam.SAM(LBFGS(run.model.parameters()))
     with pytest.raises(UserError, match="L-BFGS base cannot go with a scaler"):
-        lbfgs.step(0, run.scaler)
+        lbfgs.step(run.scaled_losses(*run.data[0]), scaler=run.scaler)
     with pytest.raises(UserError, match="a Functional cannot go with a scaler"):
         run.opt.step(Functional(run.model, lambda m, b: m(b).sum()), scaler=run.scaler)
 

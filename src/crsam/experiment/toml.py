@@ -157,7 +157,9 @@ def _find(source: str | Path, also: str = "") -> _File:
         hint = f": did you mean the shipped recipe {name!r}?" if name in shipped else ""
         raise UserError(f"there is no file {str(source)!r}{hint}")
     kind, names = ("study", studies()) if also == STUDIES else ("recipe", recipes())
-    raise UserError(f"{unknown(kind, source, names)}, or give a path to a .toml file")
+    said = str(unknown(kind, source, names))
+    more = " Or" if said.endswith("?") else ", or"
+    raise UserError(f"{said}{more} give a path to a .toml file")
 
 
 def _shipped() -> dict[str, Traversable]:
