@@ -47,6 +47,13 @@ def test_train_evaluate_and_dry_run(tmp_path: Path) -> None:
     assert f"accuracy {accuracy} %" in judged.stdout
 
 
+def test_a_run_that_diverged_ends_with_1(tmp_path: Path) -> None:
+    for _ in range(2):  # the second time it is only told
+        ended = crsam("train", "digits", *TINY, "optimizer.lr=1e30", cwd=tmp_path)
+        assert ended.returncode == 1, ended.stderr
+        assert "The loss was not finite any more" in ended.stdout
+
+
 def test_compare_and_demo_print_a_table_with_all_that_was_promised(tmp_path: Path) -> None:
     ended = crsam("compare", "digits", *TINY, "--methods", "base,sam", "--seeds", "2", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr

@@ -76,6 +76,8 @@ def train(
         result = run(asked, place, world, fresh=fresh)
         if world.is_main:
             tables.show_result(result, place)
+    if result["diverged_at"] is not None:
+        raise typer.Exit(1)
 
 
 @app.command()
