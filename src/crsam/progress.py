@@ -9,9 +9,11 @@ from typing import Any, Protocol
 
 
 class Advance(Protocol):
-    """Moves a bar on by `steps`; a `note` replaces the text at its end."""
+    """Moves a bar on by `steps`; a `note` replaces the text at its end, a `total` the old one."""
 
-    def __call__(self, steps: int = 1, note: str | None = None) -> None: ...
+    def __call__(
+        self, steps: int = 1, note: str | None = None, total: int | None = None
+    ) -> None: ...
 
 
 _display: Any = None  # the one live display; a bar within a bar is a line of it
@@ -37,7 +39,7 @@ def bar(label: str, total: int, *, done: int = 0, shown: bool | None = None) -> 
     """
     global _display
     if not (on_terminal() if shown is None else shown):
-        yield lambda steps=1, note=None: None
+        yield lambda steps=1, note=None, total=None: None
         return
     outermost = _display is None
     if outermost:
@@ -45,8 +47,10 @@ def bar(label: str, total: int, *, done: int = 0, shown: bool | None = None) -> 
         _display.start()
     task = _display.add_task(label, total=total, completed=done, note="")
 
-    def advance(steps: int = 1, note: str | None = None) -> None:
-        _display.update(task, advance=steps, **({} if note is None else {"note": note}))
+    def advance(steps: int = 1, note: str | None = None, total: int | None = None) -> None:
+        _display.update(
+            task, advance=steps, total=total, **({} if note is None else {"note": note})
+        )
 
     try:
         yield advance

@@ -70,6 +70,49 @@ def test_of_equals_the_lower_loss_is_chosen_and_never_one_that_diverged(tmp_path
     assert "SAM" not in look(study, tmp_path).chosen
 
 
+def test_beyond_an_edge_that_is_best_more_is_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = small(tmp_path, "study.choose.widen={rho = 3}", "study.choose.seeds=[7, 8]")
+    peaks = {"SAM": 5.0, "CR-SAM log": 0.05}
+
+    def accuracy(job: Job) -> float:
+        assert job.setting is not None
+        if job.stage != "choose":
+            return 50.0
+        return 90.0 - abs(math.log(job.setting["rho"] / peaks[job.contestant]))
+
+    def tried(name: str) -> list[float]:
+        jobs = look(study, tmp_path).of("choose", name)
+        return list(dict.fromkeys(job.setting["rho"] for job in jobs if job.setting))
+
+    assert tried("SAM") == tried("CR-SAM log") == [0.05, 0.5]
+    pretend(study, tmp_path, accuracy)
+    assert tried("SAM") == [0.05, 0.5, 5.0]
+    assert tried("CR-SAM log") == [0.05, 0.5, 0.005]
+    assert "SAM" not in look(study, tmp_path).chosen  # what is beyond has not been run
+    pretend(study, tmp_path, accuracy)
+    assert tried("SAM") == [0.05, 0.5, 5.0, 50.0]
+    assert look(study, tmp_path).chosen["CR-SAM log"] == {"rho": 0.05}
+    for _ in range(3):
+        pretend(study, tmp_path, accuracy)
+    progress = look(study, tmp_path)
+    assert progress.chosen["SAM"] == {"rho": 5.0}
+    assert progress.is_complete
+    assert verdict(progress).at_an_edge == ()
+    show_verdict(progress)
+    (sam, *_) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("SAM ")]
+    assert sam.split()[-1] == "2.30"  # log 10: from 0.05 to 0.5, which both have tried
+    assert len(progress.of("choose", "SAM")) == 2 * 4
+
+    peaks["SAM"] = 1e9  # three more, and no further
+    study = small(tmp_path, "study.choose.widen={rho = 3}", "study.choose.seeds=[9]")
+    for _ in range(6):
+        pretend(study, tmp_path, accuracy)
+    assert tried("SAM") == [0.05, 0.5, 5.0, 50.0, 500.0]
+    assert verdict(look(study, tmp_path)).at_an_edge == ("SAM: rho = 500.0",)
+
+
 def test_differences_are_paired_and_equal_time_has_its_own(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
     study = small(tmp_path)
 

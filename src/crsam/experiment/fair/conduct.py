@@ -125,7 +125,7 @@ def conduct(
                     note = WAITING
                     time.sleep(PAUSE)
                     progress = look(study, folder)
-                advance(progress.num_done - done, note=note)
+                advance(progress.num_done - done, note=note, total=len(progress.jobs))
                 done = progress.num_done
         return _renewed(study, folder, world, files)
 

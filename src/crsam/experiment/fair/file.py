@@ -94,9 +94,9 @@ def _section(key: str, table: Any, kind: Any) -> Any:
         if each.default is each.default_factory and each.name not in table:
             raise RecipeError(f"{key}.{each.name} must be given", key)
     made = {
-        # What is in these is checked by the recipes that they make.
+        # What is in these is checked later, or by the recipes that they make.
         name: Table(flat(value))
-        if name in ("grid", "options") and isinstance(value, dict)
+        if name in ("grid", "options", "widen") and isinstance(value, dict)
         else fitted(f"{key}.{name}", value, wanted[name])
         for name, value in table.items()
     }
@@ -162,6 +162,17 @@ def _check_choose(study: Study, choose: Choose) -> None:
     for key in choose.grid:
         if "." not in key and key not in takes:
             raise unknown_key(f"study.choose.grid.{key}", "a contestant", sorted(takes))
+    tried: dict[str, list[Any]] = {}
+    for grid in grids.values():
+        for key, values in grid.items():
+            tried.setdefault(key, []).extend(values)
+    for key, most in choose.widen.items():
+        if key not in tried:
+            raise unknown_key(f"study.choose.widen.{key}", "a grid", sorted(tried))
+        at_all = type(most) is int and most >= 1
+        require(at_all, f"study.choose.widen.{key}", most, "a whole number, at least 1")
+        numbers = all(type(value) in (int, float) for value in tried[key])
+        require(numbers, f"study.choose.widen.{key}", most, f"for numbers, not {tried[key]}")
 
 
 def _check_equal_time(study: Study, equal: EqualTime) -> None:

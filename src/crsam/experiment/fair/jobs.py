@@ -114,8 +114,11 @@ def look(study: Study, folder: str | Path) -> Progress:
         mine = [job for job in jobs if job.contestant == name]
         if len(settings) == 1:
             chosen[name] = settings[0]
-        elif all(job.result is not None for job in mine):
-            chosen[name] = best(mine)
+            continue
+        more = _beyond(study, folder, name, mine)
+        jobs += more
+        if all(job.result is not None for job in (*mine, *more)):
+            chosen[name] = best((*mine, *more))
     finals = _read(study, folder, _final(study, chosen))
     more = _read(study, folder, _equal_time(study, chosen, finals, folder))
     return Progress(study, (*jobs, *finals, *more), chosen)
@@ -171,6 +174,52 @@ def _to_choose(study: Study) -> list[Job]:
         if len(settings := study.settings(name)) > 1  # or there is nothing to choose
         for setting in settings
     ]
+
+
+def _beyond(study: Study, folder: Path, name: str, jobs: Sequence[Job]) -> list[Job]:
+    """What is tried beyond the edges of the grid, one value after the other, where those are best.
+
+    None as long as it is not known what is.
+    """
+    assert study.choose is not None
+    left, found = dict(study.choose.widen), list(jobs)
+    while all(job.result is not None for job in found):
+        setting = best(found)
+        tried = [job.setting for job in found if job.setting is not None]
+        steps = {
+            key: _next(setting[key], [s[key] for s in tried]) for key in setting if left.get(key)
+        }
+        key = next((key for key, value in steps.items() if value is not None), None)
+        if key is None:
+            break
+        left[key] -= 1
+        wider = Table({**setting, key: steps[key]})
+        found += _read(
+            study,
+            folder,
+            (
+                Job("choose", name, wider, study.recipe_to_choose(name, wider, seed))
+                for seed in study.choose.seeds
+            ),
+        )
+    return found[len(jobs) :]
+
+
+def _next(value: Any, values: Iterable[Any]) -> int | float | None:
+    """The number beyond `value`, as far from it as it is from its neighbour; None: it has two.
+
+    Example:
+        >>> _next(0.4, [0.1, 0.2, 0.4]), _next(0.1, [0.1, 0.2, 0.4]), _next(0.2, [0.1, 0.2, 0.4])
+        (0.8, 0.05, None)
+    """
+    line = sorted(set(values))
+    if len(line) < 2 or value not in (line[0], line[-1]):
+        return None
+    near = line[1] if value == line[0] else line[-2]
+    beyond = value * value / near if value * near > 0 else 2 * value - near
+    whole = isinstance(value, int) and isinstance(near, int)
+    beyond = round(beyond) if whole else float(f"{beyond:.3g}")
+    return None if beyond in line else beyond
 
 
 def _final(study: Study, chosen: Mapping[str, Table]) -> list[Job]:

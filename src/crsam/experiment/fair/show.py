@@ -39,6 +39,8 @@ def show_plan(progress: Progress) -> None:
             _duration(total[-1]),
         )
     console().print(grid)
+    if progress.study.choose is not None and progress.study.choose.widen:
+        print("\nWhere the first or last value of a grid is best, more are tried beyond it.")
     known = [seconds for seconds in total if seconds is not None]
     if not known:
         print(f"\n{len(progress.jobs)} runs; how long they take is known once the first are done.")
@@ -74,11 +76,13 @@ def _show_tried(tried: Sequence[Tried]) -> None:
         means = f", means over {seeds} seeds" if seeds > 1 else ""
         grid = _grid(f"Validation accuracy in % by {key}{others}{means}", "contestant",
                      *map(str, values), "mean", "best − worst")  # fmt: skip
+        common = [value for value in values if all(value in each for each in curves.values())]
         for name, curve in curves.items():
             cells = [f"{curve[value].mean:.2f}" if value in curve else "" for value in values]
             chosen = next(t.setting[key] for t in tried if t.is_chosen and t.contestant == name)
             cells[values.index(chosen)] = f"[bold]{cells[values.index(chosen)]} ←[/bold]"
-            grid.add_row(name, *cells, f"{mean_over(curve):.2f}", f"{sensitivity(curve):.2f}")
+            shared = {value: curve[value] for value in common} or curve
+            grid.add_row(name, *cells, f"{mean_over(shared):.2f}", f"{sensitivity(shared):.2f}")
         console().print(grid)
         print()
 

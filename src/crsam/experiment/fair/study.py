@@ -42,6 +42,8 @@ class Choose:
     """Of a run to choose by; None: as many as in the end."""
     seeds: tuple[int, ...] = (0,)
     """The best mean over them is chosen."""
+    widen: Mapping[str, Any] = field(default_factory=Table)
+    """By key of a grid: how many values more may be tried beyond an edge that was best."""
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ def _edges(progress: Progress) -> list[str]:
     found = []
     for name, setting in progress.chosen.items():
         for key, value in setting.items():
-            values = {each[key] for each in progress.study.settings(name)}
+            values = {job.setting[key] for job in progress.of("choose", name) if job.setting}
             ordered = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
             if ordered and len(values) > 1 and value in (min(values), max(values)):
                 found.append(f"{name}: {key} = {value}")
