@@ -8,13 +8,13 @@
 # DATA  where the data is, or is to be ($TMPDIR/data); CIFAR-10 is unpacked into it from $DATA/parts
 #       by $UNPACK, a command that is given $DATA and --from $DATA/parts, if both are there
 # TAKEN a folder of earlier STUDY.tgz to go on from (results/runs)
-# OUT   where STUDY.json, the summary, and STUDY.tgz, the run folders, go (out)
+# OUT   where STUDY.json, the summary, and STUDY.tgz, the run folders, go ($TMPDIR/out)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=$1 study=$2
 shift 2
 began=$SECONDS tmp=${TMPDIR:-/tmp}
-data=${DATA:-$tmp/data} taken=${TAKEN:-results/runs} out=${OUT:-out}
+data=${DATA:-$tmp/data} taken=${TAKEN:-results/runs} out=${OUT:-$tmp/out}
 name=$(tr ' =.,[]/' '_' <<< "$study${*:+ $*}")
 runs=$tmp/runs/$name
 export PYTHONPATH=src PYTHONUNBUFFERED=1

@@ -44,8 +44,9 @@ def check_base(base: Any, wrapper: type[Optimizer]) -> None:
 
 def check_unknown(method: type[Optimizer], options: Iterable[str]) -> None:
     """Refuses options that there are none of; Python would name another class, and none near."""
-    known = [name for name in arguments(method) if name not in ("base", "unknown")]
-    for name in options:
+    name = next(iter(options), None)
+    if name is not None:
+        known = [each for each in arguments(method) if each not in ("base", "unknown")]
         hint = ": crsam.ASAM is adaptive" if name == "adaptive" else ""
         raise TypeError(f"{unknown(f'option of {method.__name__}', name, known)}{hint}")
 

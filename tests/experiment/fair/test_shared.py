@@ -105,9 +105,8 @@ def test_a_run_that_another_has_just_ended_is_not_repeated(
     monkeypatch.setattr(conducting, "write_summary", lambda *_: None)
     assert conduct(study, runs).is_complete
     assert last.read_text() == content
-    assert (
-        len(list(runs.rglob("checkpoint.pt"))) == 6
-    )  # of SAM's and CR-SAM's final runs, and those of equal time
+    # Of SAM's and CR-SAM's final runs, and of those at equal time.
+    assert len(list(runs.rglob("checkpoint.pt"))) == 6
 
 
 def test_summaries_are_written_by_one_process_at_a_time(tmp_path: Path, monkeypatch: Any) -> None:
