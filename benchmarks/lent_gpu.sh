@@ -8,7 +8,8 @@
 # DATA  where the data is, or is to be ($TMPDIR/data); CIFAR-10 is unpacked into it from $DATA/parts
 #       by $UNPACK, a command that is given $DATA and --from $DATA/parts, if both are there
 # TAKEN a folder of earlier STUDY.tgz to go on from (results/runs)
-# OUT   where STUDY.json, the summary, and STUDY.tgz, the run folders, go ($TMPDIR/out)
+# OUT   where STUDY.json, the summary, and STUDY.tgz, the run folders, go ($TMPDIR/out); the latter
+#       every minute too, for those who let it run on (setsid … &) and come back for what is there
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=$1 study=$2
@@ -27,8 +28,15 @@ if [ -f "$taken/$name.tgz" ] && [ -z "$(ls "$runs")" ]; then
   tar xzf "$taken/$name.tgz" -C "$tmp/runs"
 fi
 
+pack() {  # under another name first: whoever copies it has a whole one
+  local part=$out/.$BASHPID
+  tar czf "$part" -C "$tmp/runs" --exclude='*.pt' "$name" && mv "$part" "$out/$name.tgz"
+}
+(while sleep 60; do pack || true; done) > /dev/null 2>&1 &  # a file that grows meanwhile: next time
+trap 'kill $!' EXIT
+
 left=$((seconds - (SECONDS - began)))
 minutes=$(python3 -c "print(round(($left - 45) / 60, 2))")  # a model that is measured is not stopped
 timeout "$left" python3 -m crsam study "$study" "$@" "data.root=$data" \
   --out "$runs" --minutes "$minutes" --summary "$out/$name.json" || echo "ended with $?"
-tar czf "$out/$name.tgz" -C "$tmp/runs" --exclude='*.pt' "$name"
+pack

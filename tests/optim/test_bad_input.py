@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -60,6 +61,31 @@ def test_misspelt_options_are_named_with_the_nearest(
 ) -> None:
     with pytest.raises(TypeError, match=message):
         make(sgd(model))
+
+
+@pytest.mark.parametrize(
+    ("call", "ours"),
+    [
+        (
+            lambda params: crsam.SAM(params, SGD, rho=0.1, lr=0.2, momentum=0.9),
+            "crsam.SAM(SGD(model.parameters(), lr=0.2, momentum=0.9), rho=0.1)",
+        ),
+        (
+            lambda params: crsam.CRSAM(params=params, base_optimizer=torch.optim.Adam),
+            "crsam.CRSAM(Adam(model.parameters()))",
+        ),
+        (
+            lambda params: crsam.SAM(params, SGD, rho=2.0, adaptive=True, lr=0.2),
+            "crsam.ASAM(SGD(model.parameters(), lr=0.2), rho=2.0)",
+        ),
+    ],
+)
+def test_the_call_of_a_sam_py_is_told_as_it_reads_here(
+    model: nn.Module, call: Callable[..., Any], ours: str
+) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"is built: {ours}") + "$"):
+        call(model.parameters())
+    eval(ours, {"crsam": crsam, "SGD": SGD, "Adam": torch.optim.Adam, "model": model})
 
 
 def test_the_checkpoint_of_a_sam_py_is_refused(model: nn.Module) -> None:

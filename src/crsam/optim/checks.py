@@ -42,6 +42,25 @@ def check_base(base: Any, wrapper: type[Optimizer]) -> None:
         raise ValueError("complex parameters are not supported: use torch.view_as_real")
 
 
+def check_call(method: type[Optimizer], args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+    """Refuses the call of a sam.py, and says how it reads here; Python would speak of its ρ."""
+    values = (*args[1:], *options.values())
+    kind = next((v for v in values if isinstance(v, type) and issubclass(v, Optimizer)), None)
+    if kind is None:
+        return
+    theirs: list[str] = ["model.parameters()"]
+    ours: list[str] = []
+    for name, value in options.items():
+        if name in ("params", "adaptive") or value is kind:
+            continue
+        (ours if name in arguments(method) else theirs).append(f"{name}={value!r}")
+    base = f"{kind.__name__}({', '.join(theirs)})"
+    name = "ASAM" if options.get("adaptive") else method.__name__
+    raise TypeError(
+        f"crsam.{name} takes an optimizer that is built: crsam.{name}({', '.join([base, *ours])})"
+    )
+
+
 def check_unknown(method: type[Optimizer], options: Iterable[str]) -> None:
     """Refuses options that there are none of; Python would name another class, and none near."""
     name = next(iter(options), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, Self, TypedDict, Unpack
 
 from torch import nn
 from torch.optim import Optimizer
@@ -18,6 +18,7 @@ from crsam.optim.ascent import (
     Random,
     RandomTensors,
 )
+from crsam.optim.checks import check_call
 from crsam.optim.objective import Curvature, GradientNorm, SurrogateGap, Weighted
 from crsam.optim.parallel import Scope
 from crsam.optim.part import non_negative, one_of, share
@@ -42,7 +43,15 @@ class Common(Options, total=False):
     warmup: int
 
 
-class SAM(SharpnessAware):
+class Method(SharpnessAware):
+    """A choice of the three that has a name; whoever calls it like a sam.py is told how instead."""
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        check_call(cls, args, options)
+        return super().__new__(cls)
+
+
+class SAM(Method):
     r"""Sharpness-Aware Minimization (Foret et al., 2021).
 
     $\nabla L(w + \rho\,g_0/\lVert g_0\rVert)$, 2 passes. See `Gradient` and `WorstCase`.
@@ -52,7 +61,7 @@ class SAM(SharpnessAware):
         super().__init__(base, Gradient(rho), **common)
 
 
-class ASAM(SharpnessAware):
+class ASAM(Method):
     """Adaptive SAM (Kwon et al., 2021): the ball scales with the weights. 2 passes.
 
     See `Adaptive`.
@@ -64,7 +73,7 @@ class ASAM(SharpnessAware):
         super().__init__(base, Adaptive(rho, eta), **common)
 
 
-class RSAM(SharpnessAware):
+class RSAM(Method):
     """Random SAM (Liu et al., 2022): climbs from a random point. 3 passes, one for the loss at w.
 
     Our reading of a paper without public code, of which we are about 65 % sure; see `Random`.
@@ -81,7 +90,7 @@ class RSAM(SharpnessAware):
         super().__init__(base, Random(rho, sigma, lam), **common)
 
 
-class GSAM(SharpnessAware):
+class GSAM(Method):
     """Surrogate-gap SAM (Zhuang et al., 2022): also closes the gap to the worst case. 2 passes.
 
     ρ follows the learning rate from `rho` at `lr_max` (None: that of the base optimizer now) to
@@ -102,7 +111,7 @@ class GSAM(SharpnessAware):
         super().__init__(base, Gradient(rho), SurrogateGap(alpha), follow=follow, **common)
 
 
-class GradientNormPenalty(SharpnessAware):
+class GradientNormPenalty(Method):
     """Gradient-norm penalty (Zhao et al., 2022): ``(1 − α) g0 + α g+``. 2 passes.
 
     See `GradientNorm`.
@@ -114,7 +123,7 @@ class GradientNormPenalty(SharpnessAware):
         super().__init__(base, Gradient(rho), GradientNorm(alpha), **common)
 
 
-class ESAM(SharpnessAware):
+class ESAM(Method):
     """Efficient SAM (Du et al., 2022): some tensors, some samples. 1 pass, a forward, part of one.
 
     `beta` is the share of the tensors that are moved, `gamma` that of the samples whose gradient is
@@ -134,7 +143,7 @@ class ESAM(SharpnessAware):
         super().__init__(base, RandomTensors(rho, beta), schedule=PartOfBatch(gamma), **common)
 
 
-class LookSAM(SharpnessAware):
+class LookSAM(Method):
     """LookSAM (Liu et al., 2022): SAM at every `k`-th step, its effect reused between.
 
     1 + 1/k passes. `alpha` weighs what is reused (``reuse`` in the parameter groups). See `EveryK`.
@@ -152,7 +161,7 @@ class LookSAM(SharpnessAware):
         super().__init__(base, Gradient(rho), schedule=EveryK(k, alpha), **common)
 
 
-class SSAM(SharpnessAware):
+class SSAM(Method):
     """Sparse SAM (Mi et al., 2022): moves only the weights in a mask. 2 passes.
 
     ``mask="dynamic"`` drops by gradient and regrows at random (`drop`, `total_steps`);
@@ -181,7 +190,7 @@ class SSAM(SharpnessAware):
         super().__init__(base, ascent, **common)
 
 
-class AESAM(SharpnessAware):
+class AESAM(Method):
     """Adaptive-policy SAM (Jiang et al., 2023): SAM where the gradient is large. 1 or 2 passes.
 
     See `ByGradientNorm`.
@@ -201,7 +210,7 @@ class AESAM(SharpnessAware):
         super().__init__(base, Gradient(rho), schedule=schedule, **common)
 
 
-class FriendlySAM(SharpnessAware):
+class FriendlySAM(Method):
     """Friendly SAM (Li et al., 2024): climbs along the batch's own noise. 2 passes.
 
     See `Friendly`.
@@ -218,7 +227,7 @@ class FriendlySAM(SharpnessAware):
         super().__init__(base, Friendly(rho, sigma, decay), **common)
 
 
-class WSAM(SharpnessAware):
+class WSAM(Method):
     """Weighted SAM (Yue et al., 2023): sharpness as a weighted regulariser. 2 passes.
 
     See `Weighted`.
@@ -235,7 +244,7 @@ class WSAM(SharpnessAware):
         super().__init__(base, Gradient(rho), Weighted(gamma, decoupled), **common)
 
 
-class CRSAM(SharpnessAware):
+class CRSAM(Method):
     r"""Curvature-regularised SAM (Wu, Luo and Wunsch, AAAI 2024). 3 passes; 2 + 1/`every`.
 
     $g_+ + \alpha D_2/d_2 + \beta D_1/d_1$ (``form="log"``, the paper) or
