@@ -94,7 +94,7 @@ class Captured:
         self.optimizer, self.closure = optimizer, closure
         self.parallel, self.fuse = parallel, fuse
         self.milliseconds: dict[str, float] = {}
-        """Of a step with the perturbed passes run in each of the ways that were tried."""
+        """Of a step, by each tried way to run the perturbed passes; inf where it failed."""
         self._graphs: dict[Hashable, Graph] = {}
         self._num_taken: dict[Hashable, int] = {}
         self._pairs: set[Hashable] = set()

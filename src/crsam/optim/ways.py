@@ -8,6 +8,7 @@ anew, and out of fewer, they are chosen differently.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -59,7 +60,7 @@ def fastest(
     """The name of the fastest, what was made of it, and the time of each.
 
     A single one is not timed. Of several no more than two are there at a time: they may be large.
-    The first must work; of the others, one that fails is left out.
+    The first must work; another that fails takes for ever.
     """
     (name, way), *others = tried.items()
     best, times = make(way), {}
@@ -69,6 +70,7 @@ def fastest(
         try:
             made = make(way)
         except Exception:  # too little memory, say, for two of them
+            times[other] = math.inf
             continue
         times[other] = time(made)
         if times[other] < times[name]:

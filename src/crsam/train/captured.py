@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Hashable
 from typing import Literal
@@ -92,7 +93,10 @@ class CapturedStep:
     def _say_ready(self) -> None:
         self.tell = False
         times = self._captured.milliseconds
-        ways = "".join(f"; perturbed passes {way}: {ms:.2f} ms a step" for way, ms in times.items())
+        ways = "".join(
+            f"; perturbed passes {way}: {'failed' if math.isinf(ms) else f'{ms:.2f} ms a step'}"
+            for way, ms in times.items()
+        )
         seconds = time.perf_counter() - self._began
         say(f"first steps, compiled and captured, took {seconds:.0f} s{ways}")
 
