@@ -57,8 +57,8 @@ def test_ours_stand_beside_the_papers_and_a_dash_where_there_are_none(
     assert "ResNet-18 basic CIFAR-10 95.29 — 96.46 96.00 96.95 —" in out
     assert "ResNet-18 cutout CIFAR-10 95.96 — 96.55 — 97.01 —" in out
     assert "WRN-28-10 basic CIFAR-10 95.89 90.50 96.81 — 97.36 90.50" in out
-    assert "cifar10 resnet18 basic SAM 96.00 ± 1.41 2 60 0.001 A GPU a.json" in out
-    assert "cifar10 wrn28_10 basic crsam 90.50 1 200 0.001 Here b.json" in out
+    assert "cifar10 resnet18 basic SAM 0.05 96.00 ± 1.41 2 60 0.001 A GPU a.json" in out
+    assert "cifar10 wrn28_10 basic crsam 0.1 90.50 1 200 0.001 Here b.json" in out
     assert "on part" not in out
     assert "chosen" not in out
 
@@ -74,6 +74,17 @@ def test_of_equals_the_latest_stands_in_the_table_not_the_best(
     out = shown("cifar", tmp_path, capsys)
     assert "ResNet-18 basic CIFAR-10 95.29 93.00" in out
     assert "SGD 99.00 1 200 0.001 A GPU c.json" in out
+
+
+def test_a_run_with_other_options_than_the_recipes_does_not_stand_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = {**a_run("SAM", 0, 95.0, method="sam"), "date": "2026-01-01"}
+    other = a_run("SAM at 0.1", 0, 97.0, method="sam", **{"methods.sam.rho": 0.1})
+    write(tmp_path, "a.json", "cifar10/resnet18", [plain, {**other, "date": "2026-01-02"}])
+    out = shown("cifar", tmp_path, capsys)
+    assert "ResNet-18 basic CIFAR-10 95.29 — 96.46 95.00" in out
+    assert "SAM at 0.1 0.1 97.00" in out
 
 
 def test_geometry_shows_what_was_measured_on_test_images(

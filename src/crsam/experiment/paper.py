@@ -57,6 +57,9 @@ class Ours:
     weight_decay: float = 0.0
     date: str = ""
     """Of the last run."""
+    rho: float | None = None
+    num_changed: int = 0
+    """Options of the method that are not the recipe's own."""
 
 
 def results(folder: str | Path | None = None) -> list[Ours]:
@@ -81,8 +84,15 @@ def results(folder: str | Path | None = None) -> list[Ours]:
 
 
 def longest(found: Iterable[Ours]) -> Ours | None:
-    """The one of most epochs, then of most seeds, then the latest; never that of best accuracy."""
-    return max(found, key=lambda ours: (ours.epochs, ours.accuracy.num, ours.date), default=None)
+    """The one of most epochs, then closest to its recipe, then of most seeds, then the latest.
+
+    Never that of best accuracy.
+    """
+
+    def rank(ours: Ours) -> tuple[int, int, int, str]:
+        return ours.epochs, -ours.num_changed, ours.accuracy.num, ours.date
+
+    return max(found, key=rank, default=None)
 
 
 def _shipped() -> Traversable | None:
@@ -110,14 +120,18 @@ def _of_file(entry: Traversable) -> Iterator[Ours]:
             setup = _setup(recipe)
             if setup is not None:
                 name = run.get("contestant", run.get("method"))
-                key = setup, name, recipe["train.epochs"], recipe.get("optimizer.weight_decay", 0.0)
+                epochs, decay = recipe["train.epochs"], recipe.get("optimizer.weight_decay", 0.0)
+                rho = recipe.get(f"methods.{setup.method}.rho")
+                num_changed = sum(key.startswith("methods.") for key in run.get("changes", {}))
+                key = setup, name, epochs, decay, rho, num_changed
                 groups.setdefault(key, []).append(run)
-    for (setup, name, epochs, decay), same in groups.items():
+    for (setup, name, epochs, decay, rho, num_changed), same in groups.items():
         hardware = same[0].get("hardware") or content.get("hardware", "")
         accuracy = spread([run["test_accuracy"] for run in same])
         date = max(run.get("date") or content.get("date") or "" for run in same)
         figures = _figures(same)
-        yield Ours(setup, name, epochs, accuracy, figures, hardware, entry.name, decay, date)
+        where = hardware, entry.name, decay, date
+        yield Ours(setup, name, epochs, accuracy, figures, *where, rho, num_changed)
 
 
 def _setup(recipe: Mapping[str, Any]) -> Setup | None:

@@ -32,15 +32,18 @@ def show_table(name: str, found: Sequence[Ours]) -> None:
     if not used:
         print("Of these we have none.")
         return
-    details = _grid("Ours", "data", "model", "augment", "contestant", "accuracy", "seeds", "epochs",
-                    "decay", "hardware", "file")  # fmt: skip
+    details = _grid("Ours", "data", "model", "augment", "contestant", "ρ", "accuracy", "seeds",
+                    "epochs", "decay", "hardware", "file")  # fmt: skip
     for ours in used:
         setup = ours.setup
-        cells = (setup.data, setup.model, setup.augment, ours.contestant, _mean(ours.accuracy))
+        rho = "" if ours.rho is None else f"{ours.rho:g}"
+        cells = (setup.data, setup.model, setup.augment, ours.contestant, rho, _mean(ours.accuracy))
         counts = (str(ours.accuracy.num), str(ours.epochs), f"{ours.weight_decay:g}")
         details.add_row(*cells, *counts, ours.hardware, ours.source)
     console().print(details)
-    print("\nAbove stand those of most epochs, then of most seeds, then the latest.")
+    print(
+        "\nAbove stand those of most epochs, then closest to the recipe, of most seeds, the latest."
+    )
 
 
 def _cifar(found: Sequence[Ours]) -> list[Ours]:
