@@ -222,8 +222,12 @@ def test_a_result_without_its_recipe_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", ["optimizer.momentum=-1", "data.name=cifar10"])
 def test_a_run_that_is_refused_leaves_nothing(tmp_path: Path, wrong: str) -> None:
     with pytest.raises(UserError):
-        run(tiny(wrong, f"data.root={tmp_path}"), tmp_path / "runs/one", lines=False)
-    assert list(tmp_path.rglob("*")) == [tmp_path / "runs"]
+        run(tiny(wrong, f"data.root={tmp_path}"), tmp_path / "runs/some/one", lines=False)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "runs/some").mkdir(parents=True)
+    with pytest.raises(UserError):
+        run(tiny(wrong, f"data.root={tmp_path}"), tmp_path / "runs/some", lines=False)
+    assert list(tmp_path.rglob("*")) == [tmp_path / "runs", tmp_path / "runs/some"]
 
 
 def test_a_run_is_not_forgotten_for_one_that_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from crsam.data.batches import Batch
 from crsam.errors import UserError
@@ -148,6 +147,8 @@ def _eager(recipe: Recipe) -> Recipe:
 
 def _flops(recipe: Recipe, world: World) -> float:
     """Floating-point operations of a step: the mean of five, for not all need be alike."""
+    from torch.utils.flop_counter import FlopCounterMode  # slow, and of use here alone
+
     parts = build(_eager(recipe), world, lines=False)
     parts.training.model.train()
     with FlopCounterMode(display=False) as counter:

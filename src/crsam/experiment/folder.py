@@ -43,6 +43,8 @@ class RunFolder:
         self.result_file = self.path / "result.json"
         self.init_file = self.path / "init.json"
         self.lock_file = self.path / ".lock"
+        self._made: list[Path] = []
+        """What was not there before the claim: the folder, and those around it."""
 
     def recipe(self) -> Recipe:
         """The recipe of the run.
@@ -76,6 +78,7 @@ class RunFolder:
     def claim(self) -> Iterator[None]:
         """Keeps other processes from training into the same folder."""
         with ExitStack() as stack:
+            self._made = [each for each in (self.path, *self.path.parents) if not each.exists()]
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
                 claim = stack.enter_context(claimed(self.lock_file))
@@ -147,11 +150,12 @@ class RunFolder:
             self.write_json("environment.json", environment)
 
     def leave_nothing(self) -> None:
-        """Removes the folder if there is no more in it than a claim."""
+        """Removes the folders that the claim has made, if there is no more in them than that."""
         if [entry.name for entry in self.path.iterdir()] == [self.lock_file.name]:
-            with suppress(OSError):
+            with suppress(OSError):  # another run may be in one of them
                 self.lock_file.unlink()
-                self.path.rmdir()
+                for each in self._made:
+                    each.rmdir()
 
     def write_json(self, name: str, content: Any) -> None:
         text = json.dumps(finite(content), indent=1, allow_nan=False) + "\n"

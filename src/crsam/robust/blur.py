@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import fft, ndimage  # type: ignore[import-untyped]
+import scipy  # type: ignore[import-untyped]  # loads its parts when they are used
 
 from crsam.robust.sampling import Pixels, enlarged, smeared
 
@@ -24,9 +24,9 @@ def defocus_blur(image: Pixels, draws: Generator, radius: float, smooth: float) 
     reach = len(kernel) // 2
     height, width, _ = image.shape
     padded = np.pad(image, [(reach, reach), (reach, reach), (0, 0)], mode="reflect")
-    shape = tuple(fft.next_fast_len(side, real=True) for side in padded.shape[:2])
-    spectrum = fft.rfft2(padded, shape, axes=(0, 1)) * _spectrum(radius, smooth, shape)
-    found: Pixels = fft.irfft2(spectrum, shape, axes=(0, 1))
+    shape = tuple(scipy.fft.next_fast_len(side, real=True) for side in padded.shape[:2])
+    spectrum = scipy.fft.rfft2(padded, shape, axes=(0, 1)) * _spectrum(radius, smooth, shape)
+    found: Pixels = scipy.fft.irfft2(spectrum, shape, axes=(0, 1))
     return found[2 * reach : 2 * reach + height, 2 * reach : 2 * reach + width]
 
 
@@ -43,14 +43,14 @@ def _disk(radius: float, smooth: float) -> Pixels:
     disk /= disk.sum()
     bell = np.exp(-(np.arange(-taps, taps + 1) ** 2) / (2 * smooth**2))
     for axis in (0, 1):
-        disk = ndimage.correlate1d(disk, bell / bell.sum(), axis, mode="mirror")
+        disk = scipy.ndimage.correlate1d(disk, bell / bell.sum(), axis, mode="mirror")
     empty = int(np.argmax(disk.max(0) > 1e-12 * disk.max()))
     return disk[empty : len(disk) - empty, empty : len(disk) - empty].astype(np.float32)
 
 
 @functools.lru_cache(maxsize=32)
 def _spectrum(radius: float, smooth: float, shape: tuple[int, int]) -> npt.NDArray[Any]:
-    found: npt.NDArray[Any] = fft.rfft2(_disk(radius, smooth), shape)
+    found: npt.NDArray[Any] = scipy.fft.rfft2(_disk(radius, smooth), shape)
     return found[..., None]
 
 
@@ -60,13 +60,13 @@ def glass_blur(
     """Blurred, pixels moved about by up to `reach`, blurred again."""
     spread = (sigma, sigma, 0)
     # Published images were bytes in between, cut off rather than rounded.
-    between = np.floor(255 * ndimage.gaussian_filter(image, spread, mode="nearest"))
+    between = np.floor(255 * scipy.ndimage.gaussian_filter(image, spread, mode="nearest"))
     height, width, channels = image.shape
     flat = between.reshape(-1, channels)
     for _ in range(int(rounds)):
         steps = draws.integers(-int(reach), int(reach), (2, height, width))
         flat = flat[moved(steps, int(reach)).ravel()]
-    found: Pixels = ndimage.gaussian_filter(
+    found: Pixels = scipy.ndimage.gaussian_filter(
         flat.reshape(image.shape) / np.float32(255), spread, mode="nearest"
     )
     return found

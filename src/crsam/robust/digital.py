@@ -6,8 +6,8 @@ import functools
 import io
 
 import numpy as np
+import scipy  # type: ignore[import-untyped]  # loads its parts when they are used
 from PIL import Image
-from scipy import fft  # type: ignore[import-untyped]
 
 from crsam.robust.sampling import Bytes, Pixels, Places, sampled
 
@@ -68,7 +68,7 @@ def _smoothed(field: Places, sigma: float) -> Places:
     """
     height, width = field.shape
     response = _response(height, sigma)[:, None] * _response(width, sigma)
-    found: Places = fft.idctn(fft.dctn(field) * response)
+    found: Places = scipy.fft.idctn(scipy.fft.dctn(field) * response)
     return found
 
 

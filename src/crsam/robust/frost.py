@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import scipy  # type: ignore[import-untyped]  # loads its parts when they are used
 from PIL import Image
-from scipy import ndimage  # type: ignore[import-untyped]
-from scipy.spatial import cKDTree  # type: ignore[import-untyped]
 
 from crsam.errors import UserError
 from crsam.robust.sampling import Pixels
@@ -86,7 +85,7 @@ def cut(
     pane = panes[draws.integers(len(panes))][step // 2 :: step, step // 2 :: step]
     if pane.shape[0] < size[0] or pane.shape[1] < size[1]:
         factor = max(size[0] / pane.shape[0], size[1] / pane.shape[1])
-        pane = ndimage.zoom(pane, (factor * 1.1, factor * 1.1, 1), order=1)
+        pane = scipy.ndimage.zoom(pane, (factor * 1.1, factor * 1.1, 1), order=1)
     top, left = (draws.integers(full - part + 1) for full, part in zip(pane.shape, size))
     return pane[top : top + size[0], left : left + size[1]]
 
@@ -95,7 +94,7 @@ def _pane(number: int, tint: Tint) -> Pixels:
     draws = np.random.default_rng(number)
     # Small feathers over large ones, and light that falls unevenly.
     ice = np.maximum.reduce([_feathers(count, draws) for count in (50, 250)])
-    light = ndimage.gaussian_filter(draws.standard_normal(SIZE), 60, mode="wrap")
+    light = scipy.ndimage.gaussian_filter(draws.standard_normal(SIZE), 60, mode="wrap")
     gray = ice / ice.std() + 0.5 * light / light.std()
     gray = np.clip((gray - gray.mean()) / gray.std(), -2.5, 3)
     gray -= gray.mean()
@@ -108,17 +107,19 @@ def _feathers(count: int, draws: np.random.Generator) -> npt.NDArray[np.float64]
     height, width = SIZE
     seeds = draws.random((count, 2)) * SIZE
     rows, columns = np.mgrid[:height, :width]
-    wobble = ndimage.gaussian_filter(draws.standard_normal((2, *SIZE)), (0, 6, 6), mode="wrap")
+    wobble = scipy.ndimage.gaussian_filter(
+        draws.standard_normal((2, *SIZE)), (0, 6, 6), mode="wrap"
+    )
     wobble *= 1.2 / wobble.std()
     places = np.stack([rows + wobble[0], columns + wobble[1]], -1)
-    _, nearest = cKDTree(seeds).query(places)
+    _, nearest = scipy.spatial.cKDTree(seeds).query(places)
     offset = places - seeds[nearest]
     turn = (draws.random(count) * 2 * math.pi)[nearest]
     along = offset[..., 0] * np.sin(turn) + offset[..., 1] * np.cos(turn)
     across = np.abs(offset[..., 0] * np.cos(turn) - offset[..., 1] * np.sin(turn))
     barb = along - across * math.cos(math.pi / 3) / math.sin(math.pi / 3)
     # Barbs of random brightness, each 3 to 4 pixels wide, of the seed's own kind.
-    line = ndimage.gaussian_filter(draws.standard_normal(4096), 1.2, mode="wrap")
+    line = scipy.ndimage.gaussian_filter(draws.standard_normal(4096), 1.2, mode="wrap")
     which = ((barb + 97 * nearest).round() % len(line)).astype(int)
     found: npt.NDArray[np.float64] = line[which] / line.std() + 2.5 * np.exp(-across / 1.5)
     return found
