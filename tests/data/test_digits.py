@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 import pytest
 import torch
 from sklearn.datasets import load_digits
 
+from crsam.data import digits as digits_module
 from crsam.data import load
 from crsam.data.augment import normalize
 from crsam.data.digits import as_bytes, read_digits
@@ -65,6 +69,26 @@ def test_pixels_are_fed_as_they_are_between_0_and_1() -> None:
 def test_without_scikit_learn_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(UserError, match="pip install scikit-learn"):
         read_digits()
+
+
+def test_where_the_file_is_elsewhere_scikit_learn_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = read_digits()
+    elsewhere = ModuleSpec("sklearn", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(digits_module, "find_spec", lambda name: elsewhere)
+    after = read_digits()
+    for one, other in ((before.train, after.train), (before.test, after.test)):
+        assert torch.equal(fetched(one), fetched(other))
+        assert torch.equal(one.labels, other.labels)
+
+
+def test_scikit_learn_is_not_imported() -> None:
+    program = (
+        "import sys; from crsam.data import load; load('digits'); print('sklearn' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.stdout == "False\n", ended.stderr
