@@ -49,8 +49,10 @@ def small(folder: Path, *overrides: str, more: str = "", without: str = "") -> S
     return load_study(file, overrides)
 
 
-def pretend(study: Study, folder: Path, accuracy: Any, **others: Any) -> None:
-    """Writes results as if all runs that can be run now had been; ``accuracy(job)`` of each."""
+def pretend(
+    study: Study, folder: Path, accuracy: Any, loss: Any = lambda job: 1.0, **others: Any
+) -> None:
+    """Writes results as if all runs that can be run now had been, ``accuracy(job)`` of each."""
     for job in look(study, folder).pending:
         kind = "validation" if job.stage == "choose" else "test"
         result = {
@@ -59,7 +61,7 @@ def pretend(study: Study, folder: Path, accuracy: Any, **others: Any) -> None:
             "test_accuracy": None,
             "test_loss": None,
             f"{kind}_accuracy": accuracy(job),
-            f"{kind}_loss": 1.0,
+            f"{kind}_loss": loss(job),
             "gradient_norm": 0.1,
             "sharpness": 0.2,
             "seconds": 10.0,

@@ -18,6 +18,7 @@ from crsam.experiment.fair.show import show_plan, show_verdict
 from crsam.experiment.fair.summary import LIMIT, curves, write_summary
 from crsam.experiment.fair.verdict import over, verdict
 from crsam.experiment.folder import RunFolder
+from crsam.experiment.study import Spread
 from experiment.fair.studies import pretend, small
 
 
@@ -142,6 +143,32 @@ def test_differences_are_paired_and_equal_time_has_its_own(tmp_path: Path, capsy
     shown = capsys.readouterr().out
     for words in ("+0.75", "-2.43 to +3.93", "At equal time: CR-SAM log +0.45", "1.5×"):
         assert words in shown
+
+
+def test_losses_are_paired_too_and_a_run_without_one_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = small(tmp_path, "study.seeds=[0, 1, 2]")
+
+    def loss(job: Job) -> float | None:
+        if (job.contestant, job.recipe.seed) == ("SGD", 1):
+            return None
+        gain = {"SGD": 0.2, "SAM": 0.0, "CR-SAM log": -0.001}[job.contestant]
+        return 1.0 + 5 * job.recipe.seed + gain * (1 + job.recipe.seed)
+
+    for _ in range(2):
+        pretend(study, tmp_path, lambda job: 50.0, loss)
+    rows = {row.contestant: row for row in verdict(look(study, tmp_path)).rows}
+    assert rows["SAM"].loss == Spread(6.0, 5.0, 3)
+    assert rows["SAM"].loss_difference is None
+    for name, differences in (("CR-SAM log", [-0.001, -0.002, -0.003]), ("SGD", [0.2, 0.6])):
+        found = vars(rows[name].loss_difference)
+        assert found == pytest.approx(vars(interval(differences)), rel=1e-9)
+    assert math.isnan(rows["SGD"].loss.mean)
+    show_verdict(look(study, tmp_path))
+    shown = " ".join(capsys.readouterr().out.split("Test loss")[1].split())
+    assert "SAM 6.0000 CR-SAM log 5.9980 -0.0020 -0.0045 to +0.0005" in shown
+    assert "SGD — +0.4000" in shown
 
 
 def test_how_flat_models_are_is_told_apart_by_images_and_fits_a_terminal(

@@ -108,7 +108,23 @@ def _show_rows(found: Verdict, progress: Progress) -> None:
     print("\n" + (means if len(seeds) > 1 else "Of one seed, {}.").format(_spans(seeds)))
     for name, value in found.at_equal_time:
         print(f"At equal time: {name} {value.mean:+.2f}  {_ends(value)}".rstrip())
+    _show_losses(found.rows, reference)
     _show_figures(found.rows)
+
+
+def _show_losses(rows: Sequence[Row], reference: str) -> None:
+    """Finer than accuracy, but it hangs on how sure of itself a net is, and so on ρ."""
+    grid = _grid("\nTest loss after the last epoch", "contestant", "loss", f"against {reference}",
+                 "95 % interval")  # fmt: skip
+    for row in rows:
+        difference = row.loss_difference
+        grid.add_row(
+            row.contestant,
+            "—" if math.isnan(row.loss.mean) else f"{row.loss.mean:.4f}",
+            "" if difference is None else f"{difference.mean:+.4f}",
+            "" if difference is None else _ends(difference, 4),
+        )
+    console().print(grid)
 
 
 def _show_figures(rows: Sequence[Row]) -> None:
@@ -168,8 +184,9 @@ def _accuracy(value: Spread) -> str:
     return f"{value.mean:.2f}" + ("" if value.num < 2 else f" ± {value.std:.2f}")
 
 
-def _ends(value: Interval) -> str:
-    return "" if math.isnan(value.low) else f"{value.low:+.2f} to {value.high:+.2f}"
+def _ends(value: Interval, digits: int = 2) -> str:
+    ends = f"{value.low:+.{digits}f} to {value.high:+.{digits}f}"
+    return "" if math.isnan(value.low) else ends
 
 
 def _figure(value: Spread) -> str:

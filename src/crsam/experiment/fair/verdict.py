@@ -34,6 +34,8 @@ class Row:
     accuracy: Spread
     difference: Interval | None
     """To the reference, seed by seed; None for itself."""
+    loss: Spread
+    loss_difference: Interval | None
     time: float
     """Of a run, relative to the reference's: epochs, and seconds of an epoch."""
     num_diverged: int
@@ -76,7 +78,7 @@ def verdict(progress: Progress) -> Verdict:
         for name in names:
             mine = [job for job in finals if job.contestant == name]
             if name != longer[0].contestant:
-                against.append((name, interval(_gains(mine, given))))
+                against.append((name, interval(_differences("test_accuracy", mine, given))))
     tried = _tried(progress)
     return Verdict(tried, tuple(rows), tuple(against), tuple(_edges(progress)))
 
@@ -108,13 +110,19 @@ def _row(name: str, jobs: Sequence[Job], reference: Mapping[int, Job]) -> Row:
     setting = jobs[0].setting
     assert setting is not None
     itself = all(reference.get(job.recipe.seed) is job for job in jobs)
-    gains = _gains(jobs, reference)
+
+    def difference(of: str) -> Interval | None:
+        found = _differences(of, jobs, reference)
+        return None if itself or not found else interval(found)
+
     return Row(
         name,
         setting,
         jobs[0].epochs,
         spread([r["test_accuracy"] for r in results]),
-        None if itself or not gains else interval(gains),
+        difference("test_accuracy"),
+        spread([r["test_loss"] for r in results]),
+        difference("test_loss"),
         _time(jobs) / _time(list(reference.values())) if reference else float("nan"),
         sum(r["diverged_at"] is not None for r in results),
         _figures(jobs),
@@ -138,10 +146,11 @@ def _time(jobs: Sequence[Job]) -> float:
     return each * jobs[0].epochs
 
 
-def _gains(jobs: Sequence[Job], reference: Mapping[int, Job]) -> list[float]:
+def _differences(of: str, jobs: Sequence[Job], reference: Mapping[int, Job]) -> list[float]:
+    """Seed by seed, where both have such a value: of a run that diverged, there is no loss."""
     pairs = [(job.result, reference[job.recipe.seed].result) for job in jobs
              if job.recipe.seed in reference]  # fmt: skip
-    return [a["test_accuracy"] - b["test_accuracy"] for a, b in pairs if a and b]
+    return [a[of] - b[of] for a, b in pairs if a and b and None not in (a[of], b[of])]
 
 
 def _tried(progress: Progress) -> tuple[Tried, ...]:
