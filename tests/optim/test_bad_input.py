@@ -6,6 +6,7 @@ import copy
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -78,6 +79,28 @@ def test_misspelt_options_are_named_with_the_nearest(
             lambda params: crsam.SAM(params, SGD, rho=2.0, adaptive=True, lr=0.2),
             "crsam.ASAM(SGD(model.parameters(), lr=0.2), rho=2.0)",
         ),
+        (
+            lambda params: crsam.SAM(params, SGD, 2.0, True, lr=0.2),
+            "crsam.ASAM(SGD(model.parameters(), lr=0.2), rho=2.0)",
+        ),
+        (
+            lambda params: crsam.CRSAM(params, SGD, adaptive=True, lr=0.2),
+            "crsam.CRSAM(SGD(model.parameters(), lr=0.2))",
+        ),
+        (
+            lambda params: crsam.SAM(params, partial(SGD, lr=0.2), 0.1),
+            "crsam.SAM(SGD(model.parameters(), lr=0.2), rho=0.1)",
+        ),
+        (
+            lambda params: crsam.SAM(SGD, params, lr=0.2),
+            "crsam.SAM(SGD(model.parameters(), lr=0.2))",
+        ),
+        (
+            lambda params: crsam.LookSAM(
+                k=3, model=nn.Linear(3, 2), base_optimizer=SGD(params, lr=0.2), rho=0.1
+            ),
+            "crsam.LookSAM(optimizer, k=3, model=model, rho=0.1)",
+        ),
     ],
 )
 def test_the_call_of_a_sam_py_is_told_as_it_reads_here(
@@ -85,7 +108,47 @@ def test_the_call_of_a_sam_py_is_told_as_it_reads_here(
 ) -> None:
     with pytest.raises(TypeError, match=re.escape(f"is built: {ours}") + "$"):
         call(model.parameters())
-    eval(ours, {"crsam": crsam, "SGD": SGD, "Adam": torch.optim.Adam, "model": model})
+    names = {"crsam": crsam, "SGD": SGD, "Adam": torch.optim.Adam, "model": model}
+    eval(ours, names | {"optimizer": sgd(model)})
+
+
+def test_a_subclass_may_be_called_like_a_sam_py(model: nn.Module) -> None:
+    class Old(crsam.SAM):
+        def __init__(self, params: Any, base_optimizer: type[SGD], rho: float, **theirs: Any):
+            super().__init__(base_optimizer(params, **theirs), rho=rho)
+
+    opt = Old(model.parameters(), SGD, rho=0.3, lr=0.2)
+    assert (opt.param_groups[0]["rho"], opt.param_groups[0]["lr"]) == (0.3, 0.2)
+
+
+def test_what_a_sam_py_has_and_we_have_not_is_told_with_what_we_have(model: nn.Module) -> None:
+    opt: Any = crsam.CRSAM(sgd(model))
+    hints = {"first_step": r": one opt\.step", "base_optimizer": r": it is opt\.base", "x": "$"}
+    for name, hint in hints.items():
+        with pytest.raises(AttributeError, match=f"'CRSAM' object has no attribute '{name}'{hint}"):
+            getattr(opt, name)
+        assert not hasattr(opt, name)
+    copy.deepcopy(opt)
+
+
+def test_an_option_of_the_base_is_sent_there(model: nn.Module) -> None:
+    with pytest.raises(TypeError, match="'momentum' is an option of SGD: give it to that one"):
+        crsam.SAM(sgd(model), momentum=0.9)  # type: ignore[call-arg]
+
+
+def test_a_base_with_steps_of_its_own_is_refused(model: nn.Module) -> None:
+    class Theirs(SGD):
+        def first_step(self) -> None: ...
+
+    with pytest.raises(ValueError, match="Theirs with a first_step of its own"):
+        crsam.SAM(Theirs(model.parameters(), lr=0.1))
+
+
+def test_what_is_no_state_of_an_optimizer_is_refused(model: nn.Module) -> None:
+    opt = crsam.SAM(sgd(model))
+    for wrong in (model.state_dict(), {"model": model.state_dict()}):
+        with pytest.raises(ValueError, match="not the state_dict"):
+            opt.load_state_dict(wrong)
 
 
 def test_the_checkpoint_of_a_sam_py_is_refused(model: nn.Module) -> None:

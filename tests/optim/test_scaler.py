@@ -207,3 +207,19 @@ def test_bfloat16_weights_train(name: str, base: type) -> None:
         assert losses[-1].dtype == torch.float32
     assert torch.stack(losses[-5:]).mean() < torch.stack(losses[:5]).mean()
     assert all(p.dtype == torch.bfloat16 for p in model.parameters())
+
+
+@every_device
+def test_a_closure_that_forgot_to_scale_is_told_and_nothing_has_moved(device: str) -> None:
+    model = nn.Linear(3, 2).to(device)
+    before = copy.deepcopy(model.state_dict())
+    opt, scaler = crsam.SAM(SGD(model.parameters(), lr=0.1)), GradScaler(device)
+
+    def closure() -> Tensor:
+        loss = model(torch.ones(4, 3, device=device)).square().mean()
+        loss.backward()
+        return loss
+
+    with pytest.raises(UserError, match=r"let the closure call scaler\.scale\(loss\)\.backward"):
+        opt.step(closure, scaler=scaler)
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values()))

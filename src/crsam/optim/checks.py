@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, get_args
 
 from torch import nn
@@ -28,6 +29,11 @@ def check_base(base: Any, wrapper: type[Optimizer]) -> None:
             f"the base is already a {type(base).__name__}: wrap a plain optimizer, and combine "
             "methods by their parts (crsam.SharpnessAware)"
         )
+    if hasattr(base, "first_step"):
+        raise ValueError(
+            f"the base is a {type(base).__name__} with a first_step of its own: wrap the plain "
+            "optimizer inside it"
+        )
     if not isinstance(base, Optimizer):
         what = base.__name__ if isinstance(base, type) else type(base).__name__
         raise ValueError(
@@ -44,33 +50,44 @@ def check_base(base: Any, wrapper: type[Optimizer]) -> None:
 
 def check_call(method: type[Optimizer], args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
     """Refuses the call of a sam.py, and says how it reads here; Python would speak of its ρ."""
-    values = (*args[1:], *options.values())
-    kind = next((v for v in values if isinstance(v, type) and issubclass(v, Optimizer)), None)
-    if kind is None:
+    given = {**dict(zip(("params", "base_optimizer", "rho", "adaptive"), args)), **options}
+    maker = given.get("base_optimizer")
+    if isinstance(given.get("params"), type) and len(given) > 1:  # the two the other way round
+        maker = given["params"]
+    kind = maker.func if isinstance(maker, partial) else maker
+    if isinstance(kind, type) and issubclass(kind, Optimizer):
+        base = [f"{kind.__name__}(model.parameters()"]
+    elif isinstance(kind, Optimizer):
+        base = ["optimizer"]
+    else:
         return
-    theirs: list[str] = ["model.parameters()"]
-    ours: list[str] = []
-    for name, value in options.items():
-        if name in ("params", "adaptive") or value is kind:
-            continue
-        (ours if name in arguments(method) else theirs).append(f"{name}={value!r}")
-    base = f"{kind.__name__}({', '.join(theirs)})"
-    name = "ASAM" if options.get("adaptive") else method.__name__
-    raise TypeError(
-        f"crsam.{name} takes an optimizer that is built: crsam.{name}({', '.join([base, *ours])})"
-    )
+    ours = []
+    for name, value in {**(maker.keywords if isinstance(maker, partial) else {}), **given}.items():
+        if name in arguments(method):
+            ours.append(f"{name}={name if name == 'model' else repr(value)}")
+        elif name not in ("params", "base_optimizer", "adaptive"):
+            base.append(f"{name}={value!r}")
+    built = ", ".join(base) + (")" if isinstance(kind, type) else "")
+    name = "ASAM" if given.get("adaptive") and method.__name__ == "SAM" else method.__name__
+    call = f"crsam.{name}({', '.join([built, *ours])})"
+    raise TypeError(f"crsam.{name} takes an optimizer that is built: {call}")
 
 
-def check_unknown(method: type[Optimizer], options: Iterable[str]) -> None:
+def check_unknown(method: type[Optimizer], base: Optimizer, options: Iterable[str]) -> None:
     """Refuses options that there are none of; Python would name another class, and none near."""
     name = next(iter(options), None)
-    if name is not None:
-        known = [each for each in arguments(method) if each not in ("base", "unknown")]
-        hint = ": crsam.ASAM is adaptive" if name == "adaptive" else ""
-        raise TypeError(f"{unknown(f'option of {method.__name__}', name, known)}{hint}")
+    if name is None:
+        return
+    if name in base.defaults:
+        raise TypeError(f"{name!r} is an option of {type(base).__name__}: give it to that one")
+    known = [each for each in arguments(method) if each not in ("base", "unknown")]
+    hint = ": crsam.ASAM is adaptive" if name == "adaptive" else ""
+    raise TypeError(f"{unknown(f'option of {method.__name__}', name, known)}{hint}")
 
 
 def check_state(state_dict: Mapping[str, Any]) -> None:
+    if "state" not in state_dict or "param_groups" not in state_dict:
+        raise ValueError("this is not the state_dict() of an optimizer: it has no 'state'")
     if any("old_p" in entry for entry in state_dict["state"].values()):
         raise ValueError(
             "this is the checkpoint of a sam.py, which holds nothing of its base optimizer (no "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
 from torch import nn
 from torch.optim import Optimizer
@@ -43,12 +43,27 @@ class Common(Options, total=False):
     warmup: int
 
 
+_OF_A_SAM_PY = {
+    "first_step": "one opt.step(closure) takes both steps",
+    "second_step": "one opt.step(closure) takes both steps",
+    "base_optimizer": "it is opt.base",
+}
+
+
 class Method(SharpnessAware):
-    """A choice of the three that has a name; whoever calls it like a sam.py is told how instead."""
+    """A choice of the three that has a name; whoever uses it like a sam.py is told how instead."""
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        check_call(cls, args, options)
+        made_by = next(each for each in cls.__mro__ if "__init__" in vars(each))
+        if made_by.__module__ == __name__:  # and not by a subclass, which has its own ways
+            check_call(cls, args, options)
         return super().__new__(cls)
+
+    if not TYPE_CHECKING:  # to which every name would be one of ours
+
+        def __getattr__(self, name: str) -> Any:
+            hint = f": {_OF_A_SAM_PY[name]}" if name in _OF_A_SAM_PY else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
 
 class SAM(Method):

@@ -29,12 +29,19 @@ class Unscaling:
                 "and compute under torch.autocast"
             )
         self.scaler, self.params = scaler, params
-        one = torch.ones((), device=params[0].device)
-        self.inverse = scaler.scale(one).double().reciprocal().float()  # the scale, without a wait
-        self.overflow = torch.zeros((), device=one.device)
+        self.inverse: Tensor | None = None
+        self.overflow = torch.zeros((), device=params[0].device)
 
     def __call__(self, grads: Tensors) -> None:
         """Unscales in place; an overflow is remembered."""
+        if self.inverse is None:
+            if getattr(self.scaler, "_scale", self) is None:  # of a scaler that never scaled
+                raise UserError(
+                    "the loss was not scaled: let the closure call scaler.scale(loss).backward(), "
+                    "and return the loss itself"
+                )
+            one = torch.ones_like(self.overflow)
+            self.inverse = self.scaler.scale(one).double().reciprocal().float()  # without a wait
         tn.unscale_(grads, self.inverse, self.overflow)
 
     def conclude(self, everyone: Ranks, witness: SGD) -> Tensor:

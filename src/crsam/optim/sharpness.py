@@ -102,9 +102,9 @@ class SharpnessAware(Optimizer):
         group: Any = None,
         **unknown: Never,
     ) -> None:
-        check_unknown(type(self), unknown)
         objective, schedule = objective or WorstCase(), schedule or EveryStep()
         check_base(base, SharpnessAware)
+        check_unknown(type(self), base, unknown)
         check_parts(ascent, objective, schedule)
         check_options(base, warmup, seed, scope, max_norm, model)
 
