@@ -200,8 +200,10 @@ def test_the_study_of_the_docs_is_the_one_of_the_results() -> None:
     for name, gain in found["at_equal_time"].items():
         if name != "SGD":
             assert f"{name} {gain['mean']:+.2f} ({gain['low']:+.2f} to {gain['high']:+.2f})" in page
-    means = {row["contestant"]: row["accuracy"]["mean"] for row in found["rows"]}
-    assert f"{means['CR-SAM linear']:.2f} and {means['CR-SAM log']:.2f} %" in story
+    of_table = [re.search(rf"^\| {name} \| [\d.]+ \| ([\d.]+) ±", story, re.MULTILINE)
+                for name in ("linear, α = 0.5", "log, α = 0.1")]  # fmt: skip
+    linear, log = (match[1] for match in of_table if match)
+    assert f"with an MLP ({linear} and {log} %" in story
     gains = {row["contestant"]: row["difference"] for row in found["rows"]}
     assert all(gains[n]["low"] < 0 < gains[n]["high"] for n in ("CR-SAM log", "CR-SAM linear"))
     forms = json.loads((ROOT / "results/cifar10_forms.json").read_text())["runs"]
