@@ -265,6 +265,7 @@ def test_bad_values_are_refused(make: Callable[[], Any], message: str) -> None:
         ({"warmup": -1}, "warmup must be a whole number"),
         ({"warmup": 1.5}, "warmup must be a whole number"),
         ({"max_norm": -1.0}, "max_norm must not be negative"),
+        ({"max_norm": 0}, "max_norm must be above 0, or None"),
         ({"model": "resnet"}, "model must be a torch.nn.Module"),
         ({"seed": -1}, "seed must be a whole number"),
     ],

@@ -103,6 +103,8 @@ def check_options(
     one_of("scope", scope, get_args(Scope))
     if max_norm is not None:
         non_negative("max_norm", max_norm)
+        if max_norm == 0:
+            raise ValueError("max_norm must be above 0, or None to clip nothing: got 0")
     if model is not None and not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if model is not None and (own := {id(p) for p in model.parameters()}):
