@@ -33,10 +33,13 @@ pack() {  # under another name first: whoever copies it has a whole one
   tar czf "$part" -C "$tmp/runs" --exclude='*.pt' "$name" && mv "$part" "$out/$name.tgz"
 }
 (while sleep 60; do pack || true; done) > /dev/null 2>&1 &  # a file that grows meanwhile: next time
-trap 'kill $!' EXIT
+packer=$!
+trap 'kill $packer 2> /dev/null || true' EXIT
 
 left=$((seconds - (SECONDS - began)))
 minutes=$(python3 -c "print(round(($left - 45) / 60, 2))")  # a model that is measured is not stopped
 timeout "$left" python3 -m crsam study "$study" "$@" "data.root=$data" \
   --out "$runs" --minutes "$minutes" --summary "$out/$name.json" || echo "ended with $?"
+kill $packer || true  # or it might put an older one in the place of this
 pack
+rm -f "$out/.$packer"

@@ -78,8 +78,8 @@ class RunFolder:
     def claim(self) -> Iterator[None]:
         """Keeps other processes from training into the same folder."""
         with ExitStack() as stack:
-            self._made = [each for each in (self.path, *self.path.parents) if not each.exists()]
             try:
+                self._made = [each for each in (self.path, *self.path.parents) if not each.exists()]
                 self.path.mkdir(parents=True, exist_ok=True)
                 claim = stack.enter_context(claimed(self.lock_file))
             except OSError as error:

@@ -51,25 +51,22 @@ def check_base(base: Any, wrapper: type[Optimizer]) -> None:
 def check_call(method: type[Optimizer], args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
     """Refuses the call of a sam.py, and says how it reads here; Python would speak of its ρ."""
     given = {**dict(zip(("params", "base_optimizer", "rho", "adaptive"), args)), **options}
-    maker = given.get("base_optimizer")
+    maker: Any = given.get("base_optimizer")
     if isinstance(given.get("params"), type) and len(given) > 1:  # the two the other way round
         maker = given["params"]
     kind = maker.func if isinstance(maker, partial) else maker
-    if isinstance(kind, type) and issubclass(kind, Optimizer):
-        base = [f"{kind.__name__}(model.parameters()"]
-    elif isinstance(kind, Optimizer):
-        base = ["optimizer"]
-    else:
+    is_class = isinstance(kind, type) and issubclass(kind, Optimizer)
+    if not (is_class or isinstance(kind, Optimizer)):
         return
-    ours = []
+    ours, theirs = [], ["model.parameters()"]
     for name, value in {**(maker.keywords if isinstance(maker, partial) else {}), **given}.items():
         if name in arguments(method):
             ours.append(f"{name}={name if name == 'model' else repr(value)}")
         elif name not in ("params", "base_optimizer", "adaptive"):
-            base.append(f"{name}={value!r}")
-    built = ", ".join(base) + (")" if isinstance(kind, type) else "")
+            theirs.append(f"{name}={value!r}")
+    base = f"{kind.__name__}({', '.join(theirs)})" if is_class else "optimizer"
     name = "ASAM" if given.get("adaptive") and method.__name__ == "SAM" else method.__name__
-    call = f"crsam.{name}({', '.join([built, *ours])})"
+    call = f"crsam.{name}({', '.join([base, *ours])})"
     raise TypeError(f"crsam.{name} takes an optimizer that is built: {call}")
 
 

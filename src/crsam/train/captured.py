@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Literal
 
 import torch
@@ -92,13 +92,22 @@ class CapturedStep:
 
     def _say_ready(self) -> None:
         self.tell = False
-        times = self._captured.milliseconds
-        ways = "".join(
-            f"; perturbed passes {way}: {'failed' if math.isinf(ms) else f'{ms:.2f} ms a step'}"
-            for way, ms in times.items()
-        )
         seconds = time.perf_counter() - self._began
+        ways = _by_way(self._captured.milliseconds)
         say(f"first steps, compiled and captured, took {seconds:.0f} s{ways}")
+
+
+def _by_way(milliseconds: Mapping[str, float]) -> str:
+    """What each way to run the perturbed passes takes.
+
+    Example:
+        >>> _by_way({"in sequence": 6.84, "at once": math.inf})
+        '; perturbed passes in sequence: 6.84 ms a step; perturbed passes at once: failed'
+    """
+    return "".join(
+        f"; perturbed passes {way}: " + ("failed" if math.isinf(each) else f"{each:.2f} ms a step")
+        for way, each in milliseconds.items()
+    )
 
 
 def loss_function(
