@@ -134,6 +134,7 @@ def test_differences_are_paired_and_equal_time_has_its_own(tmp_path: Path, capsy
     assert gain.high - gain.mean == pytest.approx(12.7062 * 0.25, rel=1e-4)  # not that of 85 ± 7
     assert rows["SAM, equal time"].difference.mean == pytest.approx(0.3)  # type: ignore[union-attr]
     assert rows["SAM, equal time"].epochs == 3
+    assert dict(found.at_equal_time).keys() == {"CR-SAM log"}  # SGD had half the time
     assert dict(found.at_equal_time)["CR-SAM log"].mean == pytest.approx(0.45)
     assert rows["CR-SAM log"].time == pytest.approx(1.5)
     assert rows["SAM, equal time"].time == pytest.approx(1.5)  # as long an epoch, more of them
@@ -143,6 +144,30 @@ def test_differences_are_paired_and_equal_time_has_its_own(tmp_path: Path, capsy
     shown = capsys.readouterr().out
     for words in ("+0.75", "-2.43 to +3.93", "At equal time: CR-SAM log +0.45", "1.5×"):
         assert words in shown
+
+
+def test_who_takes_as_long_counts_at_equal_time_and_who_was_meant_does_anyway(
+    tmp_path: Path,
+) -> None:
+    study = small(tmp_path)
+    for _ in range(2):
+        pretend(study, tmp_path, lambda job: 50.0, seconds_per_epoch=1.0)
+    progress = look(study, tmp_path)
+
+    def told(**seconds: float) -> set[str]:
+        def timed(job: Job) -> Job:
+            assert job.result is not None
+            name = job.stage.replace("-", "_") if job.stage == "equal-time" else job.contestant[:3]
+            return replace(job, result={**job.result, "seconds_per_epoch": seconds[name]})
+
+        jobs = tuple(timed(job) if job.stage != "choose" else job for job in progress.jobs)
+        return {name for name, _ in verdict(replace(progress, jobs=jobs)).at_equal_time}
+
+    last = {"SAM": 1.5, "CR-": 9.0, "equal_time": 1.0}  # of 2, 2 and 3 epochs
+    assert told(SGD=1.45, **last) == {"SGD", "CR-SAM log"}
+    assert told(SGD=1.6, **last) == {"SGD", "CR-SAM log"}
+    assert told(SGD=1.3, **last) == {"CR-SAM log"}
+    assert told(SGD=1.7, **last) == {"CR-SAM log"}
 
 
 def test_losses_are_paired_too_and_a_run_without_one_is_left_out(

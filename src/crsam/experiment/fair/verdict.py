@@ -50,7 +50,7 @@ class Verdict:
     tried: tuple[Tried, ...]
     rows: tuple[Row, ...]
     at_equal_time: tuple[tuple[str, Interval], ...]
-    """Each contestant against the one that was given more epochs."""
+    """Against the one that was given more epochs, those whose runs take as long."""
     at_an_edge: tuple[str, ...]
     """Contestants that chose the first or last of a range, as "NAME: rho = 0.4"."""
 
@@ -73,12 +73,12 @@ def verdict(progress: Progress) -> Verdict:
     rows = [_row(n, [j for j in finals if j.contestant == n], reference) for n in names]
     against = []
     if longer:
-        rows.append(_row(f"{longer[0].contestant}, equal time", longer, reference))
         given = {job.recipe.seed: job for job in longer}
         for name in names:
             mine = [job for job in finals if job.contestant == name]
-            if name != longer[0].contestant:
+            if _takes_as_long(progress, mine, longer):
                 against.append((name, interval(_differences("test_accuracy", mine, given))))
+        rows.append(_row(f"{longer[0].contestant}, equal time", longer, reference))
     tried = _tried(progress)
     return Verdict(tried, tuple(rows), tuple(against), tuple(_edges(progress)))
 
@@ -138,6 +138,14 @@ def _figures(jobs: Sequence[Job]) -> dict[str, Spread]:
         for name, value in (job.measures or own).items():
             found.setdefault(name, []).append(value)
     return {name: spread(values) for name, values in found.items()}
+
+
+def _takes_as_long(progress: Progress, mine: Sequence[Job], longer: Sequence[Job]) -> bool:
+    """Whether to compare them at equal time: the one it was meant for, and others within 10 %."""
+    equal, name = progress.study.equal_time, mine[0].contestant
+    assert equal is not None
+    alike = abs(_time(mine) / _time(longer) - 1) < 0.1
+    return name == equal.of or (alike and name != equal.give)
 
 
 def _time(jobs: Sequence[Job]) -> float:
