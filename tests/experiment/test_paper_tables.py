@@ -63,6 +63,17 @@ def test_ours_stand_beside_the_papers_and_a_dash_where_there_are_none(
     assert "chosen" not in out
 
 
+def test_a_run_of_fewer_epochs_than_its_row_is_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [a_run("SGD", 0, 95.5, method="sgd"), a_run("SAM", 0, 96.25, method="sam")]
+    runs += [a_run("CR-SAM", 0, 95.25, **{"train.epochs": 60})]
+    write(tmp_path, "a.json", "cifar10/resnet18", runs)
+    out = shown("cifar", tmp_path, capsys)
+    assert "ResNet-18 basic CIFAR-10 95.29 95.50 96.46 96.25 96.95 95.25*" in out
+    assert "* of fewer epochs than others in its row" in out
+
+
 def test_of_equals_the_latest_stands_in_the_table_not_the_best(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

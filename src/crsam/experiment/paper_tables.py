@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
@@ -11,6 +11,7 @@ from crsam.experiment.study import Spread
 from crsam.experiment.tables import console
 
 NONE = "—"
+FEWER = "*"
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet": "ImageNet-1k"}
 FIGURES = {
     "gradient_norm": "‖∇L‖",
@@ -43,6 +44,7 @@ def show_table(name: str, found: Sequence[Ours]) -> None:
     console().print(details)
     print(
         "\nAbove stand those of most epochs, then closest to the recipe, of most seeds, the latest."
+        f"\n{FEWER} of fewer epochs than others in its row: not to be compared with those."
     )
 
 
@@ -55,12 +57,10 @@ def _cifar(found: Sequence[Ours]) -> list[Ours]:
     for model, rows in printed("cifar").items():
         for data in ("cifar10", "cifar100"):
             for augment, figures in rows[data].items():
-                cells = [rows["title"], augment, DATA[data]]
-                for key, method in methods.items():
-                    mine = _of(found, Setup(data, model, augment, method))
-                    used += mine
-                    cells += [f"{figures[key][0]:.2f}", _best(mine)]
-                grid.add_row(*cells)
+                mine = [_of(found, Setup(data, model, augment, m)) for m in methods.values()]
+                used += [ours for each in mine for ours in each]
+                cells = _beside([figures[key][0] for key in methods], mine)
+                grid.add_row(rows["title"], augment, DATA[data], *cells)
         grid.add_section()
     console().print(grid)
     return used
@@ -76,13 +76,10 @@ def _imagenet(found: Sequence[Ours]) -> list[Ours]:
         for data, figures in rows.items():
             if data == "title":
                 continue
-            cells = [rows["title"], data]
-            for key, method in methods.items():
-                setup = Setup("imagenet", model, "inception", method)
-                mine = _of(found, setup) if data == "ImageNet-1k" else []
-                used += mine
-                cells += [f"{figures[key]:.2f}", _best(mine)]
-            grid.add_row(*cells)
+            setups = [Setup("imagenet", model, "inception", method) for method in methods.values()]
+            mine = [_of(found, setup) if data == "ImageNet-1k" else [] for setup in setups]
+            used += [ours for each in mine for ours in each]
+            grid.add_row(rows["title"], data, *_beside([figures[key] for key in methods], mine))
         grid.add_section()
     console().print(grid)
     return used
@@ -115,9 +112,16 @@ def _of(found: Sequence[Ours], setup: Setup) -> list[Ours]:
     return [ours for ours in found if ours.setup == setup]
 
 
-def _best(mine: Sequence[Ours]) -> str:
-    shown = longest(mine)
-    return NONE if shown is None else f"{shown.accuracy.mean:.2f}"
+def _beside(theirs: Sequence[float], ours: Sequence[Sequence[Ours]]) -> Iterator[str]:
+    """The cells of a row, by method; those of fewer epochs than others of it are marked."""
+    shown = [longest(each) for each in ours]
+    most = max((each.epochs for each in shown if each is not None), default=0)
+    for figure, mine in zip(theirs, shown, strict=True):
+        yield f"{figure:.2f}"
+        if mine is None:
+            yield NONE
+        else:
+            yield f"{mine.accuracy.mean:.2f}" + (FEWER if mine.epochs < most else "")
 
 
 def _figure(ours: Ours, name: str) -> str:
