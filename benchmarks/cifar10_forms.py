@@ -28,7 +28,7 @@ import crsam
 from crsam.experiment.environment import environment
 from crsam.models import ResNet
 
-PAPER: dict[str, Any] = {"rho": 0.1, "alpha": 0.1, "beta": 0.01, "floor": 1e-5}
+PAPER: dict[str, Any] = {"rho": 0.1, "alpha": 0.1, "beta": 0.01, "trust": 0.5, "floor": 1e-5}
 METHODS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "SGD": (None, {}),
     "SAM": ("sam", {"rho": 0.1}),

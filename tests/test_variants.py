@@ -64,12 +64,12 @@ def by_the_library(module: Any, problem: Any, seed: int, objective: Any, adaptiv
     ("name", "objective"),
     [
         ("SAM", WorstCase()),
-        ("linear, α = 0.5", Curvature(0.5, 0.1, "linear")),
-        ("log, α = 0.1", Curvature()),
-        ("log, α = 0.01", Curvature(0.01, 0.001)),
+        ("linear, α = 0.5", Curvature(0.5, 0.1, "linear", trust=0.5)),
+        ("log, α = 0.1", Curvature(trust=0.5)),
+        ("log, α = 0.01", Curvature(0.01, 0.001, trust=0.5)),
         ("log, trust 0.2", Curvature(trust=0.2)),
         ("ASAM", WorstCase()),
-        ("ASAM, log", Curvature()),
+        ("ASAM, log", Curvature(trust=0.5)),
     ],
 )
 def test_steps_are_those_of_the_library(

@@ -275,7 +275,7 @@ class CRSAM(Method):
         alpha: float = 0.1,
         beta: float = 0.01,
         form: Literal["log", "linear"] = "log",
-        trust: float | None = 0.5,
+        trust: float | None = 0.1,
         warmup: int = 200,
         direction: Literal["gradient", "random"] = "gradient",
         floor: float | None = None,

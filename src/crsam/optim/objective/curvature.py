@@ -57,7 +57,7 @@ class Curvature(Objective):
     alpha: float = 0.1
     beta: float = 0.01
     form: Literal["log", "linear"] = "log"
-    trust: float | None = 0.5
+    trust: float | None = 0.1
     direction: Literal["gradient", "random"] = "gradient"
     floor: float | None = None
     every: int = 1
