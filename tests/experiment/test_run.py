@@ -53,6 +53,9 @@ def test_a_run_folder_holds_what_is_needed_to_tell_and_repeat_it(tmp_path: Path)
     about = json.loads((tmp_path / "one/environment.json").read_text())
     assert about["versions"]["torch"] == torch.__version__
     assert about["processes"] == 1
+    for name, value in {"rho": 0.1, "form": "log", "trust": 0.1, "warmup": 200}.items():
+        assert about["options"][name] == value, name
+    assert not about["options"].keys() & {"base", "model", "seed", "group"}
     lines = RunFolder(tmp_path / "one").metrics()
     assert [m["epoch"] for m in lines if m["kind"] == "validation"] == [1, 2, 3]
     assert lines[-1]["kind"] == "test"
@@ -205,6 +208,39 @@ def test_a_folder_of_another_recipe_is_refused_and_left_alone(tmp_path: Path) ->
     with pytest.raises(UserError, match=r"another recipe \(model\.width: 8 there, 9 here\)"):
         run(tiny("model.width=9"), tmp_path, lines=False)
     assert (tmp_path / "recipe.toml").read_text() == before
+
+
+def test_a_default_that_has_changed_since_is_another_recipe_and_can_be_said(tmp_path: Path) -> None:
+    result = run(tiny(), tmp_path, lines=False)
+    file = tmp_path / "environment.json"
+    about = json.loads(file.read_text())
+    about["options"] |= {"trust": 0.5, "no_more": 1}  # as if that had been the default then
+    file.write_text(json.dumps(about))
+    with pytest.raises(UserError, match=r"\(methods\.crsam\.trust: 0\.5 there, 0\.1 here\)"):
+        run(tiny(), tmp_path, lines=False)
+    assert run(tiny("methods.crsam.trust=0.5"), tmp_path, lines=False) == result
+    with pytest.raises(UserError, match=r"trust: 0\.5 there, \"none\" here"):
+        run(tiny("methods.crsam.trust=none"), tmp_path, lines=False)
+    del about["options"]  # as older runs are: what is not said is taken for what it is now
+    file.write_text(json.dumps(about))
+    assert run(tiny(), tmp_path, lines=False) == result
+    with pytest.raises(UserError, match=r"trust: nothing there, 0\.5 here"):
+        run(tiny("methods.crsam.trust=0.5"), tmp_path, lines=False)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_all_options_of_a_method_are_known_before_it_is_built(method: str) -> None:
+    recipe = tiny(f"method={method}")
+    known = recipe.all_method_options
+    opt = build(recipe, World()).training.optimizer
+    if method == "sgd":
+        assert known == {}
+        return
+    assert isinstance(opt, crsam.SharpnessAware)
+    assert known["warmup"] == opt.warmup
+    for part in (opt.ascent, opt.objective, opt.schedule):
+        for name, value in vars(part).items():
+            assert name not in known or known[name] == value, name
 
 
 def test_where_the_data_lies_may_change_between_starts(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from crsam.errors import UserError
 from crsam.experiment.init import fingerprint
+from crsam.experiment.literal import literal
 from crsam.experiment.locks import claimed
 from crsam.experiment.recipe import Recipe, differences
 from crsam.experiment.toml import load_recipe, to_toml
@@ -42,6 +43,7 @@ class RunFolder:
         self.checkpoint_file = self.path / "checkpoint.pt"
         self.result_file = self.path / "result.json"
         self.init_file = self.path / "init.json"
+        self.environment_file = self.path / "environment.json"
         self.lock_file = self.path / ".lock"
         self._made: list[Path] = []
         """What was not there before the claim: the folder, and those around it."""
@@ -95,10 +97,16 @@ class RunFolder:
 
     def check_recipe(self, recipe: Recipe) -> None:
         """Raises UserError unless the run here is one of this recipe."""
-        other = [
-            line
-            for line in differences(self.recipe(), recipe)
-            if not line.startswith(CHANGES_NOTHING)
+        there, nothing = self.recipe(), CHANGES_NOTHING
+        began_with = self._options() if there.method == recipe.method else None
+        if began_with is not None:  # said or by default, then or now: what counts is what they are
+            nothing = (*nothing, f"methods.{recipe.method}.")
+        other = [line for line in differences(there, recipe) if not line.startswith(nothing)]
+        here = json.loads(json.dumps(finite(recipe.all_method_options)))
+        other += [
+            f"methods.{recipe.method}.{name}: {literal(value)} there, {literal(here[name])} here"
+            for name, value in (began_with or {}).items()
+            if name in here and here[name] != value
         ]
         if other:
             more = f" and {len(other) - 3} more" if len(other) > 3 else ""
@@ -107,6 +115,13 @@ class RunFolder:
                 "give another --out, or --fresh to start over"
             )
         self._check_init(recipe)
+
+    def _options(self) -> dict[str, Any] | None:
+        """All that the method was given, or had by default; None for a run that has not kept it."""
+        if not self.environment_file.is_file():
+            return None
+        options: dict[str, Any] | None = json.loads(self.environment_file.read_text()).get("options")
+        return options
 
     def _check_init(self, recipe: Recipe) -> None:
         """Refuses a file that was changed since; one that is gone is not needed any more."""
@@ -147,7 +162,7 @@ class RunFolder:
                 file.unlink(missing_ok=True)
         if self.result() is None:
             checkpoint.write(self.recipe_file, to_toml(recipe).encode())
-            self.write_json("environment.json", environment)
+            self.write_json(self.environment_file.name, environment)
 
     def leave_nothing(self) -> None:
         """Removes the folders that the claim has made, if there is no more in them than that."""

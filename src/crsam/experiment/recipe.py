@@ -9,10 +9,11 @@ from typing import Any
 
 from crsam._names import plain
 from crsam.experiment.literal import literal
-from crsam.experiment.options import canonical, checked, optimizers
+from crsam.experiment.options import accepted, canonical, checked, optimizers
 from crsam.experiment.ranges import Sweep
 from crsam.experiment.sections import Choice, Data, Log, Loss, Measures, Train
 from crsam.experiment.values import RecipeError, Table, fitted, require
+from crsam.optim.methods import defaults
 from crsam.train.schedule import Schedule
 
 CHOICES = ("augment", "model", "optimizer")
@@ -91,6 +92,14 @@ class Recipe:
     def method_options(self) -> Mapping[str, Any]:
         """The options of the method that is used."""
         return self.methods.get(self.method, Table())
+
+    @property
+    def all_method_options(self) -> dict[str, Any]:
+        """The same with the method's defaults, which may be others one day."""
+        if self.method == self.optimizer.name:
+            return {}
+        known = {**defaults(self.method), **self.method_options}
+        return {name: known[name] for name in accepted("methods", self.method)}
 
     def with_method(self, name: str) -> Recipe:
         """The same recipe with another method."""

@@ -85,7 +85,8 @@ def run(
                 place.leave_nothing()
             raise
         if world.is_main:
-            place.start(recipe, {**environment(world.device), "processes": world.size}, fresh)
+            origin = {**environment(world.device), "processes": world.size}
+            place.start(recipe, {**origin, "options": recipe.all_method_options}, fresh)
         world.wait()
         if parts.started is not None and world.is_main:
             say(f"{label}: from {parts.started.file}, {parts.started.loaded}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
 from torch import nn
@@ -333,3 +334,19 @@ def options(name: str) -> dict[str, Any]:
     found = arguments(named("method", name, _METHODS))
     del found["base"]
     return found
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """What those arguments are if they are not given.
+
+    Example:
+        >>> defaults("sam")["rho"], defaults("crsam")["warmup"]
+        (0.05, 200)
+    """
+    own = named("method", name, _METHODS)
+    given = {
+        argument: parameter.default
+        for maker in (SharpnessAware, own)
+        for argument, parameter in inspect.signature(maker).parameters.items()
+    }
+    return {argument: given[argument] for argument in options(name)}

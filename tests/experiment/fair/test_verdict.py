@@ -164,10 +164,10 @@ def test_who_takes_as_long_counts_at_equal_time_and_who_was_meant_does_anyway(
         return {name for name, _ in verdict(replace(progress, jobs=jobs)).at_equal_time}
 
     last = {"SAM": 1.5, "CR-": 9.0, "equal_time": 1.0}  # of 2, 2 and 3 epochs
-    assert told(SGD=1.45, **last) == {"SGD", "CR-SAM log"}
-    assert told(SGD=1.6, **last) == {"SGD", "CR-SAM log"}
-    assert told(SGD=1.3, **last) == {"CR-SAM log"}
-    assert told(SGD=1.7, **last) == {"CR-SAM log"}
+    assert told(SGD=1.2, **last) == {"SGD", "CR-SAM log"}
+    assert told(SGD=1.8, **last) == {"SGD", "CR-SAM log"}
+    assert told(SGD=1.1, **last) == {"CR-SAM log"}
+    assert told(SGD=1.9, **last) == {"CR-SAM log"}
 
 
 def test_losses_are_paired_too_and_a_run_without_one_is_left_out(

@@ -61,6 +61,7 @@ def summary(progress: Progress, folder: Path, every: int = 1) -> dict[str, Any]:
         "reference": study.reference,
         "recipe": recipe,
         "commands": sorted({_origin(folder / job.place)["command"] for job in done}),
+        "options": {job.contestant: _origin(folder / job.place).get("options") for job in done},
         "chosen": {name: dict(setting) for name, setting in progress.chosen.items()},
         "verdict": verdict(progress).as_json(),
         "runs": [_run(job, folder, flat(recipe), every) for job in done],
