@@ -1,9 +1,10 @@
 """Does CR-SAM train wherever SAM trains?
 
 Small nets with and without batch norm on scikit-learn's digits, clean and with 30 % wrong labels,
-ρ from 0.05 to 0.3, SGD with and without momentum: SAM and CR-SAM (the log form with the library's
-defaults, the linear one with a bound of 0.5; both with the default warm-up) at the same ρ and learning rate. A run has *collapsed* if its accuracy is below
-50 % (guessing: 10 %). The claim fails where CR-SAM collapses in a seed in which SAM does not.
+ρ from 0.05 to 0.3, SGD with and without momentum: SAM and CR-SAM at the same ρ and learning rate,
+the log form with the library's defaults, the linear one with a bound of 0.5. A run has *collapsed*
+if its accuracy is below 50 % (guessing: 10 %). The claim fails where CR-SAM collapses in a seed in
+which SAM does not.
 
     python benchmarks/trains_where_sam_trains.py --out results/trains_where_sam_trains.json
 

@@ -97,17 +97,18 @@ class RunFolder:
 
     def check_recipe(self, recipe: Recipe) -> None:
         """Raises UserError unless the run here is one of this recipe."""
-        there, nothing = self.recipe(), CHANGES_NOTHING
-        began_with = self._options() if there.method == recipe.method else None
-        if began_with is not None:  # said or by default, then or now: what counts is what they are
-            nothing = (*nothing, f"methods.{recipe.method}.")
-        other = [line for line in differences(there, recipe) if not line.startswith(nothing)]
-        here = json.loads(json.dumps(finite(recipe.all_method_options)))
-        other += [
-            f"methods.{recipe.method}.{name}: {literal(value)} there, {literal(here[name])} here"
-            for name, value in (began_with or {}).items()
-            if name in here and here[name] != value
-        ]
+        there = self.recipe()
+        lines = differences(there, recipe)
+        other = [line for line in lines if not line.startswith(CHANGES_NOTHING)]
+        options = self._options() if there.method == recipe.method else None
+        if options is not None:  # said or by default, then or now: what counts is what they are
+            table = f"methods.{recipe.method}."
+            here = json.loads(json.dumps(finite(recipe.all_method_options)))
+            other = [line for line in other if not line.startswith(table)] + [
+                f"{table}{name}: {literal(value)} there, {literal(here[name])} here"
+                for name, value in options.items()
+                if name in here and here[name] != value
+            ]
         if other:
             more = f" and {len(other) - 3} more" if len(other) > 3 else ""
             raise UserError(
@@ -120,8 +121,8 @@ class RunFolder:
         """All that the method was given, or had by default; None for a run that has not kept it."""
         if not self.environment_file.is_file():
             return None
-        options: dict[str, Any] | None = json.loads(self.environment_file.read_text()).get("options")
-        return options
+        environment: dict[str, Any] = json.loads(self.environment_file.read_text())
+        return environment.get("options")
 
     def _check_init(self, recipe: Recipe) -> None:
         """Refuses a file that was changed since; one that is gone is not needed any more."""
