@@ -285,6 +285,20 @@ def test_missing_metrics_are_told_with_what_would_help(tmp_path: Path) -> None:
     assert "figure4-landscapes is not drawn: no run has a landscape: crsam landscape" in said
 
 
+def test_the_key_is_as_wide_as_the_figure_at_most_and_keeps_all_names(tmp_path: Path) -> None:
+    for k in range(5):
+        long = [f"methods.sam.rho=0.12345{k}", f"optimizer.lr=0.12345{5 - k}"]
+        write_run(tmp_path / "runs" / str(k), overrides=long, measured=False)
+    groups = groups_of(tmp_path / "runs")
+    (_, convergence), (_, report) = [*training.convergence(groups), *training.steps(groups)]
+    for figure in (convergence, report):
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        assert legend.get_window_extent().width <= figure.bbox.width
+        names = {text.get_text() for text in legend.get_texts()}
+        assert {style.with_seeds(group) for group in groups} <= names
+
+
 def test_many_groups_and_strange_names_are_no_crash(tmp_path: Path) -> None:
     for k, name in enumerate(["_a$b", "$x^{$", "<script>", "日本", "4"]):
         rho = [f"methods.sam.rho=0.{k + 1}"]

@@ -46,12 +46,25 @@ def test_labels_are_told_apart_even_where_more_differs_than_they_have_room_for(
 
 
 def test_labels_that_are_the_same_have_the_names_of_folders(tmp_path: Path) -> None:
-    same = ["data.label_noise=0.1", "loss.mixup=0.2", "optimizer.lr=0.3"]
     make_run(tmp_path / "first", "sam", 0)
-    for name, width in (("one", 8), ("two", 16)):
-        make_run(tmp_path / name, "sam", 0, *same, f"model.width={width}")
+    for key in ("data.label_noise", "loss.mixup", "optimizer.lr", "loss.label_smoothing"):
+        make_run(tmp_path / key, "sam", 0, f"{key}=0.2")
     labels = [group.label for group in grouped(read_runs([tmp_path]))]
-    assert [label.rpartition(", ")[2] for label in labels[1:]] == ["one", "two"]
+    assert len(set(labels)) == 5
+    named = [label.rpartition(", ")[2] for label in labels]
+    assert named.count("…") == 3  # told apart by three keys, of four
+    assert "first" in named
+
+
+def test_labels_have_what_tells_groups_apart_and_names_before_numbers(tmp_path: Path) -> None:
+    linear = ["methods.crsam.form=linear", "methods.crsam.alpha=0.5", "methods.crsam.beta=0.1"]
+    make_run(tmp_path / "log", "crsam", 0, "methods.crsam.form=log", "methods.crsam.rho=0.3")
+    make_run(tmp_path / "linear", "crsam", 0, *linear, "methods.crsam.rho=0.1")
+    labels = [group.label for group in grouped(read_runs([tmp_path]))]
+    assert sorted(labels) == ["crsam, form linear, …", "crsam, form log, …"]
+    make_run(tmp_path / "more", "crsam", 0, *linear, "methods.crsam.rho=0.2")
+    labels = [group.label for group in grouped(read_runs([tmp_path]))]
+    assert "crsam, form linear, rho 0.2, …" in labels
 
 
 def test_groups_are_compared_only_within_their_setting(tmp_path: Path) -> None:

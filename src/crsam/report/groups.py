@@ -179,6 +179,33 @@ def _label(group: Group, groups: Sequence[Group]) -> str:
         return group.runs[0].name
     same = [other for other in groups if other.recipe and other.method == group.method]
     apart = differing(same)
+    telling = _telling(apart)
     index = same.index(group)
-    words = [f"{key.split('.')[-1]} {values[index] or '—'}" for key, values in apart.items()]
-    return ", ".join([group.method, *words[:3], *(["…"] if len(words) > 3 else [])])
+    words = [f"{key.split('.')[-1]} {apart[key][index] or '—'}" for key in telling]
+    return ", ".join([group.method, *words, *(["…"] if len(telling) < len(apart) else [])])
+
+
+def _telling(apart: Mapping[str, Sequence[str | None]]) -> list[str]:
+    """Up to three keys that tell groups from each other, names before numbers.
+
+    Example:
+        >>> forms = {"rho": ["0.1", "0.2"], "form": ["log", "linear"]}
+        >>> _telling(forms), _telling({**forms, "rho": ["0.1", "0.2", "0.3"], "form": ["log"] * 3})
+        (['form'], ['rho'])
+    """
+    found: list[str] = []
+    told = 1
+    for key in sorted(apart, key=lambda key: not any(map(_is_name, apart[key]))):
+        parted = len(set(zip(*(apart[each] for each in (*found, key)))))
+        if parted > told and len(found) < 3:
+            found.append(key)
+            told = parted
+    return found
+
+
+def _is_name(value: str | None) -> bool:
+    try:
+        json.loads(value or "null")
+    except ValueError:
+        return True
+    return False

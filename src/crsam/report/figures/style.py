@@ -7,6 +7,7 @@ every group has a line style and a marker of its own besides. Maps are viridis: 
 from __future__ import annotations
 
 import io
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -79,6 +80,28 @@ def new_figure(height: float, width: float = WIDTH) -> Any:
     return Figure(figsize=(width, height))
 
 
+def legend_above(figure: Any, handles: Sequence[Any], most: int) -> None:
+    """The key of a whole figure, in as many columns as fit its width, which it grows for.
+
+    Args:
+        figure: Without a key.
+        handles: With their labels.
+        most: Columns.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    renderer, most = FigureCanvasAgg(figure).get_renderer(), min(len(handles), most)
+    for columns in range(most, 0, -1):
+        legend = figure.legend(handles=handles, loc="outside upper center", ncols=columns)
+        with _any_name():
+            width = legend.get_window_extent(renderer).width
+        if columns == 1 or width <= figure.bbox.width:
+            more = math.ceil(len(handles) / columns) - math.ceil(len(handles) / most)
+            figure.set_figheight(figure.get_figheight() + 0.18 * more)
+            return
+        legend.remove()
+
+
 def save(
     figure: Any, folder: Path, name: str, formats: Sequence[str], dpi: int = 300
 ) -> list[Path]:
@@ -90,13 +113,19 @@ def save(
     files = []
     for kind in formats:
         buffer = io.BytesIO()
-        with warnings.catch_warnings():
-            # A name in letters that the font lacks, or more names than fit, is still a figure.
-            warnings.filterwarnings("ignore", "Glyph .* missing|constrained_layout not applied")
+        with _any_name():
             figure.savefig(buffer, format=kind, metadata=NO_DATE[kind], dpi=dpi)
         write(folder / f"{name}.{kind}", buffer.getvalue())
         files.append(folder / f"{name}.{kind}")
     return files
+
+
+@contextmanager
+def _any_name() -> Iterator[None]:
+    """One in letters that the font lacks, or more of them than fit, are no reason to warn."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing|constrained_layout not applied")
+        yield
 
 
 def color(index: int) -> str:

@@ -127,7 +127,7 @@ def _key(figure: Any, groups: Sequence[Group], validated: bool) -> None:
     handles.append(
         Line2D([], [], color="#bbbbbb", marker="o", mec="black", mew=0.6, ls="", label="test")
     )
-    figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 6))
+    style.legend_above(figure, handles, 6)
 
 
 def steps(groups: Sequence[Group]) -> Drawings:
@@ -163,7 +163,7 @@ def panels(
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for unused in grid[count:]:
         unused.remove()
-    handles: dict[str, Any] = {}
+    handles: dict[int, Any] = {}
     for axes, key in zip(grid, keys):
         drawn = []
         for i, group in enumerate(groups):
@@ -171,10 +171,9 @@ def panels(
             if found is not None:
                 draw(axes, found, i)
                 drawn.append(found)
-                handles.setdefault(style.with_seeds(group), axes.lines[-1 - len(found.ends)])
+                handles.setdefault(i, axes.lines[-1 - len(found.ends)])
+                handles[i].set_label(style.with_seeds(group))
         fit_scale(axes, drawn)
         axes.set(title=names[key], xlabel="epoch")
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside upper center", ncols=min(len(handles), 4)
-    )
+    style.legend_above(figure, list(handles.values()), 4)
     return figure
