@@ -52,6 +52,9 @@ def test_a_study_runs_to_its_end_measures_and_is_not_repeated(tmp_path: Path) ->
     assert {"commit", "hardware", "torch", "seed", "changes"} <= set(final[0])
     sam = next(run for run in final if run["contestant"] == "SAM")
     assert sam["changes"]["methods.sam.rho"] == written["chosen"]["SAM"]["rho"]
+    assert written["options"]["SGD"] == {}
+    assert written["options"]["SAM"]["rho"] == written["chosen"]["SAM"]["rho"]
+    assert written["options"]["CR-SAM log"]["trust"] == 0.1  # not said by the study
 
     conduct(study, runs)
     assert stamps(runs) == results

@@ -81,7 +81,7 @@ def new_figure(height: float, width: float = WIDTH) -> Any:
 
 
 def legend_above(figure: Any, handles: Sequence[Any], most: int) -> None:
-    """The key of a whole figure, in as many columns as fit its width, which it grows for.
+    """The key of a whole figure, in as many columns as fit its width; for more rows it grows.
 
     Args:
         figure: Without a key.
