@@ -212,6 +212,38 @@ def test_the_study_of_the_docs_is_the_one_of_the_results() -> None:
             assert f"{run['epochs'][-1]['test_accuracy']:.1f} %" in story
 
 
+def test_the_study_of_cifar10_is_told_as_its_summary_has_it() -> None:
+    def signed(value: float, digits: int) -> str:
+        return f"{value:+.{digits}f}".replace("-", "−")
+
+    def gain(found: dict[str, float | None] | None, digits: int = 2) -> str:
+        if found is None:
+            return ""
+        mean, low, high = (found[key] for key in ("mean", "low", "high"))
+        assert mean is not None
+        if low is None or high is None:
+            return signed(mean, digits)
+        return f"{signed(mean, digits)} ({signed(low, digits)} to {signed(high, digits)})"
+
+    page, readme = (ROOT / "docs/results.md").read_text(), (ROOT / "README.md").read_text()
+    found = json.loads((ROOT / "results/cifar10_resnet18.json").read_text())["verdict"]
+    for row in found["rows"]:
+        accuracy, name = row["accuracy"], row["contestant"]
+        mean = f"{accuracy['mean']:.2f}"
+        shown = mean + (f" ± {accuracy['std']:.2f}" if accuracy["num"] > 1 else ", one seed")
+        loss = f"{row['loss']['mean']:.4f}"
+        cells = [shown, gain(row["difference"]), loss, gain(row["loss_difference"], 4)]
+        line = rf"^\| {name}[^|]*\| [\d. ]*\| {row['epochs']} \| [^|]*\| "
+        line += re.escape(" | ".join(cells)).replace(r"\ \ ", r"\ +")
+        assert re.search(line, page, re.MULTILINE), (name, cells)
+        if accuracy["num"] > 1:
+            assert mean in readme
+    for tried in found["tried"]:
+        mean = f"{tried['accuracy']['mean']:.2f}"
+        cell = f"**{mean}** (" if tried["is_chosen"] else f" {mean} ("
+        assert re.search(rf"^\| {tried['contestant']}.*{re.escape(cell)}", page, re.MULTILINE)
+
+
 def test_the_study_file_of_the_docs_is_accepted(tmp_path: Path) -> None:
     from crsam.experiment.fair.file import load_study
     from crsam.experiment.toml import load_recipe
