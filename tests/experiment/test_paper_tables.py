@@ -57,8 +57,10 @@ def test_ours_stand_beside_the_papers_and_a_dash_where_there_are_none(
     assert "ResNet-18 basic CIFAR-10 95.29 — 96.46 96.00 96.95 —" in out
     assert "ResNet-18 cutout CIFAR-10 95.96 — 96.55 — 97.01 —" in out
     assert "WRN-28-10 basic CIFAR-10 95.89 90.50 96.81 — 97.36 90.50" in out
-    assert "cifar10 resnet18 basic SAM 0.05 96.00 ± 1.41 2 60 0.001 A GPU a.json" in out
-    assert "cifar10 wrn28_10 basic crsam 0.1 90.50 1 200 0.001 Here b.json" in out
+    first, second = out.partition("Ours: resnet18 on cifar10, basic")[2].split("Ours: ")
+    assert "SAM 0.05 96.00 ± 1.41 2 60 0.001 A GPU a" in first
+    assert second.startswith("wrn28_10 on cifar10, basic")
+    assert "crsam 0.1 90.50 1 200 0.001 Here b" in second
     assert "on part" not in out
     assert "chosen" not in out
 
@@ -84,7 +86,7 @@ def test_of_equals_the_latest_stands_in_the_table_not_the_best(
         write(tmp_path, f"{name}.json", "cifar10/resnet18", [{**run, "date": date}])
     out = shown("cifar", tmp_path, capsys)
     assert "ResNet-18 basic CIFAR-10 95.29 93.00" in out
-    assert "SGD 99.00 1 200 0.001 A GPU c.json" in out
+    assert "SGD 99.00 1 200 0.001 A GPU c" in out
 
 
 def test_a_run_with_other_options_than_the_recipes_does_not_stand_for_it(

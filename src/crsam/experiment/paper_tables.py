@@ -33,17 +33,22 @@ def show_table(name: str, found: Sequence[Ours]) -> None:
     if not used:
         print("Of these we have none.")
         return
-    details = _grid("Ours", "data", "model", "augment", "contestant", "ρ", "accuracy", "seeds",
-                    "epochs", "decay", "hardware", "file")  # fmt: skip
+    alike: dict[str, list[Ours]] = {}
     for ours in used:
         setup = ours.setup
-        rho = "" if ours.rho is None else f"{ours.rho:g}"
-        cells = (setup.data, setup.model, setup.augment, ours.contestant, rho, _mean(ours.accuracy))
-        counts = (str(ours.accuracy.num), str(ours.epochs), f"{ours.weight_decay:g}")
-        details.add_row(*cells, *counts, ours.hardware, ours.source)
-    console().print(details)
+        alike.setdefault(f"{setup.model} on {setup.data}, {setup.augment}", []).append(ours)
+    for title, group in alike.items():
+        details = _grid(f"Ours: {title}", "contestant", "ρ", "accuracy", "seeds", "epochs", "decay",
+                        "hardware", "file")  # fmt: skip
+        for ours in group:
+            rho = "" if ours.rho is None else f"{ours.rho:g}"
+            counts = (str(ours.accuracy.num), str(ours.epochs), f"{ours.weight_decay:g}")
+            cells = (ours.contestant, rho, _mean(ours.accuracy), *counts)
+            details.add_row(*cells, ours.hardware, ours.source.removesuffix(".json"))
+        console().print(details)
+        print()
     print(
-        "\nAbove stand those of most epochs, then closest to the recipe, of most seeds, the latest."
+        "Above stand those of most epochs, then closest to the recipe, of most seeds, the latest."
         f"\n{FEWER} of fewer epochs than others in its row: not to be compared with those."
     )
 
@@ -138,5 +143,10 @@ def _grid(title: str, *headings: str) -> Table:
     grid = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     text = ("model", "augment", "data", "method", "contestant", "hardware", "file")
     for heading in headings:
-        grid.add_column(heading, justify="left" if heading in text else "right", no_wrap=True)
+        grid.add_column(
+            heading,
+            justify="left" if heading in text else "right",
+            no_wrap=heading not in ("hardware", "file"),  # the first to give way
+            overflow="fold",
+        )
     return grid
