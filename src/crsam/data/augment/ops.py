@@ -41,6 +41,8 @@ class Op(IntEnum):
     SHARPNESS = 15  # 0: smoothed, 1: the image
 
 
+_ALL = tuple(Op)  # torch 2.6 cannot compile a look through an enumeration
+
 _AFFINE = {
     Op.SHEAR_X: "shear_x",
     Op.SHEAR_Y: "shear_y",
@@ -91,7 +93,7 @@ def apply_op(
     """
     check_images(images)
     if among is None:
-        among = (op,) if isinstance(op, Op) else tuple(Op)
+        among = (op,) if isinstance(op, Op) else _ALL
     op, magnitude = (_per_image(value, images) for value in (op, magnitude))
     for stage in (_affine, _look_up, _blend):
         images = stage(images, op, magnitude, among, fill)
