@@ -15,9 +15,8 @@ from crsam.optim.methods import (
     FriendlySAM,
     GradientNormPenalty,
     LookSAM,
-    make,
-    methods,
 )
+from crsam.optim.registry import make, methods
 from crsam.optim.sharpness import SharpnessAware
 
 __version__ = "0.1.0"

@@ -23,7 +23,7 @@ from crsam.models import make_model
 from crsam.models import options as model_options
 from crsam.models.weights import head_of
 from crsam.optim.captured import why_not
-from crsam.optim.methods import options as method_options
+from crsam.optim.registry import options as method_options
 from crsam.optim.ways import tf32_is_allowed
 from crsam.progress import say
 from crsam.train.captured import CapturedStep

@@ -17,7 +17,7 @@ from crsam.data import augment
 from crsam.errors import UserError, unknown
 from crsam.experiment.values import RecipeError, Table, fitted, unknown_key
 from crsam.models.timm import is_timm, timm_name
-from crsam.optim import methods
+from crsam.optim import registry
 
 _FILLED_IN = {"group", "in_channels", "in_chans", "num_classes", "model", "seed", "max_norm"}
 """Arguments that follow from the rest: processes, images, model, seed, ``train.clip_norm``."""
@@ -68,7 +68,7 @@ KINDS = {
     "augment": Kind("augmentation", augment.augmentations, augment.options),
     "model": Kind("model", models.models, models.options, is_timm),
     "optimizer": Kind("optimizer", optimizers, _optimizer_options),
-    "methods": Kind("method", methods.methods, methods.options),
+    "methods": Kind("method", registry.methods, registry.options),
 }
 """By the table of the recipe that they stand in."""
 

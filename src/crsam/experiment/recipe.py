@@ -13,7 +13,7 @@ from crsam.experiment.options import accepted, canonical, checked, optimizers
 from crsam.experiment.ranges import Sweep
 from crsam.experiment.sections import Choice, Data, Log, Loss, Measures, Train
 from crsam.experiment.values import RecipeError, Table, fitted, require
-from crsam.optim.methods import defaults
+from crsam.optim.registry import defaults
 from crsam.train.schedule import Schedule
 
 CHOICES = ("augment", "model", "optimizer")
@@ -95,7 +95,7 @@ class Recipe:
 
     @property
     def all_method_options(self) -> dict[str, Any]:
-        """The same with the method's defaults, which may be others one day."""
+        """The same with those that it has by default, which may be others one day."""
         if self.method == self.optimizer.name:
             return {}
         known = {**defaults(self.method), **self.method_options}

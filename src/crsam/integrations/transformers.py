@@ -17,7 +17,7 @@ from crsam.errors import UserError, unknown
 from crsam.integrations.accelerate import prepared, window_of
 from crsam.integrations.loggers import scalars
 from crsam.integrations.window import Window
-from crsam.optim.methods import options
+from crsam.optim.registry import options
 from crsam.optim.sharpness import SharpnessAware
 
 

@@ -157,13 +157,13 @@ def test_who_takes_as_long_counts_at_equal_time_and_who_was_meant_does_anyway(
     def told(**seconds: float) -> set[str]:
         def timed(job: Job) -> Job:
             assert job.result is not None
-            name = job.stage.replace("-", "_") if job.stage == "equal-time" else job.contestant[:3]
+            name = "longer" if job.stage == "equal-time" else job.contestant[:3]
             return replace(job, result={**job.result, "seconds_per_epoch": seconds[name]})
 
         jobs = tuple(timed(job) if job.stage != "choose" else job for job in progress.jobs)
         return {name for name, _ in verdict(replace(progress, jobs=jobs)).at_equal_time}
 
-    last = {"SAM": 1.5, "CR-": 9.0, "equal_time": 1.0}  # of 2, 2 and 3 epochs
+    last = {"SAM": 1.5, "CR-": 9.0, "longer": 1.0}  # of 2, 2 and 3 epochs
     assert told(SGD=1.2, **last) == {"SGD", "CR-SAM log"}
     assert told(SGD=1.8, **last) == {"SGD", "CR-SAM log"}
     assert told(SGD=1.1, **last) == {"CR-SAM log"}

@@ -73,12 +73,12 @@ def verdict(progress: Progress) -> Verdict:
     rows = [_row(n, [j for j in finals if j.contestant == n], reference) for n in names]
     against = []
     if longer:
+        rows.append(_row(f"{longer[0].contestant}, equal time", longer, reference))
         given = {job.recipe.seed: job for job in longer}
         for name in names:
             mine = [job for job in finals if job.contestant == name]
             if _takes_as_long(progress, mine, longer):
                 against.append((name, interval(_differences("test_accuracy", mine, given))))
-        rows.append(_row(f"{longer[0].contestant}, equal time", longer, reference))
     tried = _tried(progress)
     return Verdict(tried, tuple(rows), tuple(against), tuple(_edges(progress)))
 
