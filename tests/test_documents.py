@@ -243,6 +243,24 @@ def test_the_study_of_cifar10_is_told_as_its_summary_has_it() -> None:
         assert re.search(rf"^\| {tried['contestant']}.*{re.escape(cell)}", page, re.MULTILINE)
 
 
+def test_two_hundred_epochs_are_told_as_their_summary_has_them() -> None:
+    page, readme = (ROOT / "docs/results.md").read_text(), (ROOT / "README.md").read_text()
+    told = page[page.index("## Two hundred epochs") : page.index("## ρ after twenty epochs")]
+    runs = json.loads((ROOT / "results/cifar10_paper.json").read_text())["runs"]
+    assert len(runs) == 4
+    for run in runs:
+        accuracy, epochs = f"{run['test_accuracy']:.2f}", run["epochs"]
+        losses = f"{run['test_loss']:.4f} | {epochs['train_loss'][-1]:.4f} |"
+        assert re.search(rf"^\| .* \| {accuracy} \| .*\| {re.escape(losses)}", told, re.MULTILINE)
+        ratios = [value for value in epochs["measure_approximation_ratio"] if value is not None]
+        rows = re.findall(r"^\|[^|]*\| (\d\.\d+(?: \| \d\.\d+){9}) \|", told, re.MULTILINE)
+        shown = [[float(cell) for cell in row.split(" | ")] for row in rows]
+        assert any(row == pytest.approx(ratios, rel=0.03) for row in shown)
+        traces = [value for value in epochs["measure_normalized_trace"] if value is not None]
+        assert " | ".join(f"{value:,.0f}" for value in traces) in told
+        assert accuracy in readme or run["contestant"] == "SAM at 0.1"
+
+
 def test_the_study_file_of_the_docs_is_accepted(tmp_path: Path) -> None:
     from crsam.experiment.fair.file import load_study
     from crsam.experiment.toml import load_recipe

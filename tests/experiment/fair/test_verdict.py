@@ -179,21 +179,25 @@ def test_losses_are_paired_too_and_a_run_without_one_is_left_out(
         if (job.contestant, job.recipe.seed) == ("SGD", 1):
             return None
         gain = {"SGD": 0.2, "SAM": 0.0, "CR-SAM log": -0.001}[job.contestant]
-        return 1.0 + 5 * job.recipe.seed + gain * (1 + job.recipe.seed)
+        longer = 0.02 if job.stage == "equal-time" else 0.0
+        return 1.0 + 5 * job.recipe.seed + gain * (1 + job.recipe.seed) - longer
 
     for _ in range(2):
         pretend(study, tmp_path, lambda job: 50.0, loss)
-    rows = {row.contestant: row for row in verdict(look(study, tmp_path)).rows}
+    found = verdict(look(study, tmp_path))
+    rows = {row.contestant: row for row in found.rows}
+    assert dict(found.loss_at_equal_time)["CR-SAM log"].mean == pytest.approx(0.018)
     assert rows["SAM"].loss == Spread(6.0, 5.0, 3)
     assert rows["SAM"].loss_difference is None
     for name, differences in (("CR-SAM log", [-0.001, -0.002, -0.003]), ("SGD", [0.2, 0.6])):
-        found = vars(rows[name].loss_difference)
-        assert found == pytest.approx(vars(interval(differences)), rel=1e-9)
+        gain = vars(rows[name].loss_difference)
+        assert gain == pytest.approx(vars(interval(differences)), rel=1e-9)
     assert math.isnan(rows["SGD"].loss.mean)
     show_verdict(look(study, tmp_path))
     shown = " ".join(capsys.readouterr().out.split("Test loss")[1].split())
     assert "SAM 6.0000 CR-SAM log 5.9980 -0.0020 -0.0045 to +0.0005" in shown
     assert "SGD — +0.4000" in shown
+    assert "At equal time: CR-SAM log +0.0180 +0.0155 to +0.0205" in shown
 
 
 def test_how_flat_models_are_is_told_apart_by_images_and_fits_a_terminal(

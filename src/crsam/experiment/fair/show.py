@@ -106,10 +106,16 @@ def _show_rows(found: Verdict, progress: Progress) -> None:
     seeds = progress.study.seeds
     means = "Mean ± standard deviation over the seeds {}; differences seed by seed."
     print("\n" + (means if len(seeds) > 1 else "Of one seed, {}.").format(_spans(seeds)))
-    for name, value in found.at_equal_time:
-        print(f"At equal time: {name} {value.mean:+.2f}  {_ends(value)}".rstrip())
+    _show_equal_time(found.at_equal_time, 2)
     _show_losses(found.rows, reference)
+    _show_equal_time(found.loss_at_equal_time, 4)
     _show_figures(found.rows)
+
+
+def _show_equal_time(against: Sequence[tuple[str, Interval]], digits: int) -> None:
+    for name, value in against:
+        gain = f"{value.mean:+.{digits}f}  {_ends(value, digits)}"
+        print(f"At equal time: {name} {gain}".rstrip())
 
 
 def _show_losses(rows: Sequence[Row], reference: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -51,6 +51,7 @@ class Verdict:
     rows: tuple[Row, ...]
     at_equal_time: tuple[tuple[str, Interval], ...]
     """Against the one that was given more epochs, those whose runs take as long."""
+    loss_at_equal_time: tuple[tuple[str, Interval], ...]
     at_an_edge: tuple[str, ...]
     """Contestants that chose the first or last of a range, as "NAME: rho = 0.4"."""
 
@@ -60,6 +61,7 @@ class Verdict:
             "tried": [_plain(tried) for tried in self.tried],
             "rows": [_plain(row) for row in self.rows],
             "at_equal_time": {name: asdict(value) for name, value in self.at_equal_time},
+            "loss_at_equal_time": {name: asdict(v) for name, v in self.loss_at_equal_time},
             "at_an_edge": list(self.at_an_edge),
         }
 
@@ -71,16 +73,15 @@ def verdict(progress: Progress) -> Verdict:
     reference = {j.recipe.seed: j for j in finals if j.contestant == progress.study.reference}
     names = [n for n in progress.study.contestants if any(j.contestant == n for j in finals)]
     rows = [_row(n, [j for j in finals if j.contestant == n], reference) for n in names]
-    against = []
     if longer:
         rows.append(_row(f"{longer[0].contestant}, equal time", longer, reference))
-        given = {job.recipe.seed: job for job in longer}
-        for name in names:
-            mine = [job for job in finals if job.contestant == name]
-            if _takes_as_long(progress, mine, longer):
-                against.append((name, interval(_differences("test_accuracy", mine, given))))
-    tried = _tried(progress)
-    return Verdict(tried, tuple(rows), tuple(against), tuple(_edges(progress)))
+    return Verdict(
+        _tried(progress),
+        tuple(rows),
+        tuple(_at_equal_time("test_accuracy", progress, names)),
+        tuple(_at_equal_time("test_loss", progress, names)),
+        tuple(_edges(progress)),
+    )
 
 
 def over(tried: Sequence[Tried], key: str) -> dict[str, dict[Any, Spread]]:
@@ -138,6 +139,18 @@ def _figures(jobs: Sequence[Job]) -> dict[str, Spread]:
         for name, value in (job.measures or own).items():
             found.setdefault(name, []).append(value)
     return {name: spread(values) for name, values in found.items()}
+
+
+def _at_equal_time(
+    of: str, progress: Progress, names: Sequence[str]
+) -> Iterator[tuple[str, Interval]]:
+    longer = _done(progress.of("equal-time"))
+    given = {job.recipe.seed: job for job in longer}
+    for name in names if longer else ():
+        mine = _done(progress.of("final", name))
+        found = _differences(of, mine, given)
+        if found and _takes_as_long(progress, mine, longer):
+            yield name, interval(found)
 
 
 def _takes_as_long(progress: Progress, mine: Sequence[Job], longer: Sequence[Job]) -> bool:
