@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -288,19 +289,25 @@ ORIGIN = '{"versions": {"torch": "2"}, "hardware": "x", "command": "crsam study 
 
 
 def test_curves_have_an_entry_an_epoch_and_fewer_if_the_file_grows_too_long(tmp_path: Path) -> None:
-    lines = [{"kind": "train", "epoch": e / 2, "step": e, "loss": 1 / e, "accuracy": 12.345678}
-             for e in range(1, 11)]  # fmt: skip
+    lines: list[dict[str, Any]] = [
+        {"kind": "train", "epoch": e - 1 + part, "step": 4 * e - 4 + steps, "loss": loss / e,
+         "accuracy": None if (e, part) == (4, 0.75) else 12.345678}
+        for e in range(1, 6)
+        for part, steps, loss in ((0.75, 3, 2.0), (1.0, 4, 1.0))
+    ]  # fmt: skip
+    del lines[1]["accuracy"]
     lines += [{"kind": "validation", "epoch": e, "loss": 2.0, "accuracy": 50.0} for e in (2, 5)]
     found = curves(lines)
     assert found["epoch"] == [1, 2, 3, 4, 5]
-    assert found["train_loss"] == [0.5, 0.25, 0.1667, 0.125, 0.1]
+    assert found["train_loss"] == [1.75, 0.875, 0.5833, 0.4375, 0.35]  # of three steps and one
+    assert found["train_accuracy"] == [12.35, 12.35, 12.35, None, 12.35]
     assert found["validation_accuracy"] == [None, 50.0, None, None, 50.0]
     assert curves(lines, every=2)["epoch"] == [2, 4, 5]
 
     study = small(tmp_path)
     pretend(study, tmp_path, lambda job: 50.0)
     long = [
-        {"kind": "train", "epoch": float(e), "loss": 1.234567, "accuracy": 12.345}
+        {"kind": "train", "epoch": float(e), "step": e, "loss": 1.234567, "accuracy": 12.345}
         for e in range(1, 3000)
     ]
     for job in (progress := look(study, tmp_path)).jobs:

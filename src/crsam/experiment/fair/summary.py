@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ RESULTS = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss
            "gradient_norm", "sharpness", "steps", "seconds", "seconds_per_epoch", "data_wait",
            "diverged_at")  # fmt: skip
 CURVES = {
-    "train": ("loss", "accuracy", "grad_norm", "sharpness", "curvature", "regularizer",
-              "trust_scale"),
+    "train": ("loss", "accuracy", "grad_norm", "sharpness", "curvature", "dropped_curvature",
+              "regularizer", "trust_scale"),
     "validation": ("accuracy", "loss"),
 }  # fmt: skip
 """What is kept of the lines of each kind."""
@@ -118,23 +119,48 @@ def _robustness(folder: Path) -> dict[str, Any]:
 
 
 def curves(lines: list[dict[str, Any]], every: int = 1) -> dict[str, list[Any]]:
-    """Figures by epoch: the last line of each kind that an epoch has.
+    """Figures by epoch: of training the mean over its steps, else the last that there is.
 
     Example:
-        >>> curves([{"kind": "train", "epoch": 1.0, "loss": 2.12345, "accuracy": 50.0}])
-        {'epoch': [1], 'train_loss': [2.123], 'train_accuracy': [50.0]}
+        >>> lines = [{"kind": "train", "epoch": 0.75, "step": 3, "loss": 2.0}]
+        >>> curves([*lines, {"kind": "train", "epoch": 1.0, "step": 4, "loss": 1.0}])
+        {'epoch': [1], 'train_loss': [1.75]}
     """
-    ends = {line["epoch"] for line in lines if line["kind"] == "train" and line["epoch"] % 1 == 0}
+    trained = [line for line in lines if line["kind"] == "train"]
+    ends = {line["epoch"] for line in trained if line["epoch"] % 1 == 0}
     shown = [e for e in sorted(ends) if e % every == 0 or e == max(ends)]
     found: dict[str, list[Any]] = {"epoch": [int(epoch) for epoch in shown]}
     for kind in ("train", "validation", "measure"):
         by_epoch = {line["epoch"]: line for line in lines if line["kind"] == kind}
+        if kind == "train":
+            by_epoch = _means(trained)
         names = CURVES.get(kind) or {k for line in by_epoch.values() for k in line}
         for name in sorted(set(names) - {"kind", "epoch"}, key=list(names).index):
             values = [by_epoch.get(epoch, {}).get(name) for epoch in shown]
             if any(value is not None for value in values):
                 found[f"{kind}_{name}"] = [rounded(value) for value in values]
     return found
+
+
+def _means(lines: list[dict[str, Any]]) -> dict[float, dict[str, float | None]]:
+    """By epoch: a line has means over the steps since the one before it."""
+    parts: dict[float, list[tuple[int, dict[str, Any]]]] = {}
+    before = 0
+    for line in lines:
+        parts.setdefault(math.ceil(line["epoch"]), []).append((line["step"] - before, line))
+        before = line["step"]
+    return {
+        epoch: {name: _mean([(n, line[name]) for n, line in mine if name in line])
+                for name in CURVES["train"]}
+        for epoch, mine in parts.items()
+    }  # fmt: skip
+
+
+def _mean(values: list[tuple[int, float | None]]) -> float | None:
+    numbers = [(steps, value) for steps, value in values if value is not None]
+    if not numbers or len(numbers) < len(values):  # one that is not finite is not left out
+        return None
+    return sum(steps * value for steps, value in numbers) / sum(steps for steps, _ in numbers)
 
 
 def _rounded(figures: Mapping[str, Any]) -> dict[str, Any]:
