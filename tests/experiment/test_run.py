@@ -15,7 +15,7 @@ import crsam
 from crsam.errors import UserError
 from crsam.experiment import run as running
 from crsam.experiment import tables
-from crsam.experiment.build import build
+from crsam.experiment.build import BFLOAT16_FLOOR, build
 from crsam.experiment.folder import MetricsLog, RunFolder
 from crsam.experiment.run import evaluate_run, run
 from crsam.experiment.toml import load_recipe
@@ -180,6 +180,8 @@ def test_flatness_is_that_of_the_training_loss_in_evaluation_mode(tmp_path: Path
 
 def test_evaluation_computes_in_the_precision_of_the_recipe(tmp_path: Path) -> None:
     result = run(tiny("train.precision=bfloat16"), tmp_path, lines=False)
+    about = json.loads((tmp_path / "environment.json").read_text())
+    assert (about["options"]["floor"], about["floor"]) == (None, BFLOAT16_FLOOR)
     assert evaluate_run(tmp_path)[1].loss == result["test_loss"]
     text = (tmp_path / "recipe.toml").read_text().replace("bfloat16", "float32")
     (tmp_path / "recipe.toml").write_text(text)

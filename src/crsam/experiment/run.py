@@ -19,6 +19,7 @@ from crsam.experiment.measure import Setting, check_metrics, measure
 from crsam.experiment.recipe import Recipe
 from crsam.experiment.restore import DATA_FILE, Split, described, restored
 from crsam.experiment.scalars import ScalarWriter
+from crsam.optim import Curvature
 from crsam.progress import say
 from crsam.train import checkpoint
 from crsam.train.distributed import World
@@ -86,6 +87,9 @@ def run(
             raise
         if world.is_main:
             origin = {**environment(world.device), "processes": world.size}
+            objective = getattr(parts.training.optimizer, "objective", None)
+            if isinstance(objective, Curvature):
+                origin["floor"] = objective.floor  # among the options None: the precision's
             place.start(recipe, {**origin, "options": recipe.all_method_options}, fresh)
         world.wait()
         if parts.started is not None and world.is_main:
