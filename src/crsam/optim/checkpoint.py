@@ -12,6 +12,10 @@ from crsam.optim.part import Part
 
 PREFIX = "crsam_"
 """Of all that a method adds to parameter groups and states, but for its hyper-parameters."""
+COUNTER = PREFIX + "step"
+"""In each group: how many steps were taken."""
+LR_MAX = PREFIX + "lr_max"
+"""In each group, where ρ follows the learning rate: the highest one."""
 
 Memory = Mapping[nn.Parameter, Mapping[str, Tensor]]
 

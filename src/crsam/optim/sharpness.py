@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Never
+from collections.abc import Callable
+from typing import Any, Never
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +12,11 @@ from torch.optim import LBFGS, SGD, Optimizer
 
 from crsam import _tensors as tn
 from crsam.optim.ascent import Ascent
-from crsam.optim.checkpoint import PREFIX, completed, merged, only_makes_state, parted
+from crsam.optim.checkpoint import COUNTER, LR_MAX, PREFIX, only_makes_state
 from crsam.optim.checks import (
     check_base,
     check_options,
     check_parts,
-    check_state,
     check_unknown,
     checked_closure,
     pieces_of,
@@ -32,9 +31,10 @@ from crsam.optim.scaling import Unscaling, new_witness
 from crsam.optim.schedule import EveryStep, Schedule
 from crsam.optim.step import Generators, Step
 from crsam.optim.surrogate import Passes
+from crsam.optim.wrapper import Wrapper
 
 
-class SharpnessAware(Optimizer):
+class SharpnessAware(Wrapper):
     r"""A base optimizer that follows a surrogate gradient taken around $w$ rather than at it.
 
     A method is three independent choices: where to probe (`ascent`), what to follow (`objective`)
@@ -80,12 +80,6 @@ class SharpnessAware(Optimizer):
         ['curvature', 'dropped_curvature', 'dropped_slope']
     """
 
-    report: dict[str, Tensor]
-    """What the last step saw: 0-d tensors, among them ``loss``, ``grad_norm``, ``loss_plus``,
-    ``sharpness`` (``L(w+e) − L(w)``) and, for CR-SAM, ``loss_minus`` and ``curvature``."""
-
-    _counter: ClassVar[str] = PREFIX + "step"
-
     def __init__(
         self,
         base: Optimizer,
@@ -108,74 +102,14 @@ class SharpnessAware(Optimizer):
         check_parts(ascent, objective, schedule)
         check_options(base, warmup, seed, scope, max_norm, model)
 
-        self.base = base
-        self.ascent, self.objective, self.schedule = ascent, objective, schedule
-        self.warmup, self.follow, self.max_norm = warmup, follow, max_norm
+        self.warmup, self.max_norm = warmup, max_norm
         self.model, self.seed = model, seed
         self.scope, self.group = scope, group
-        self.report = {}
         self._witness: SGD | None = None
-        self._memory: dict[nn.Parameter, dict[str, Tensor]] = {}
         # What steps read and draw from instead, where they are captured: see `Captured`.
         self._values: Callable[[dict[str, Any], str], Tensor] | None = None
         self._generators: Generators | None = None
-        self._keys = {
-            name: PREFIX + name if name in base.defaults else name
-            for part in self._parts
-            for name in part.hyper
-        }
-        self._hyper = {self._keys[n]: getattr(part, n) for part in self._parts for n in part.hyper}
-        self._numbers = {PREFIX + n: 0.0 for part in self._parts for n in part.numbers}
-        for params in base.param_groups:
-            if self._counter in params:  # left by an earlier wrapper of the same base
-                for key in (self._counter, PREFIX + "lr_max", *self._hyper, *self._numbers):
-                    params.pop(key, None)
-            self._check_group(params)
-        state = base.state  # torch's constructor starts afresh; a base may have state already
-        super().__init__(list(base.param_groups), {**base.defaults, **self._hyper})
-        base.state = state
-
-    # The groups and the state are the base optimizer's: one truth, whoever changes it.
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self.base.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.base.param_groups = groups
-
-    @property
-    def state(self) -> Any:
-        return self.base.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.base.state = state
-
-    @property
-    def _parts(self) -> tuple[Ascent, Objective, Schedule]:
-        return (self.ascent, self.objective, self.schedule)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group to the base optimizer, with this method's hyper-parameters filled in."""
-        self._check_group(param_group)
-        self.base.add_param_group(param_group)
-        group, first = self.param_groups[-1], self.param_groups[0]
-        for key, value in self._hyper.items():
-            group.setdefault(key, value.clone() if isinstance(value, Tensor) else value)
-        for key, value in {self._counter: 0, **self._numbers}.items():
-            group.setdefault(key, first.get(key, value))
-        if self.follow is not None:
-            group.setdefault(PREFIX + "lr_max", float(group.get("initial_lr", group["lr"])))
-
-    def _check_group(self, group: Mapping[str, Any]) -> None:
-        for part in self._parts:
-            for name in part.hyper:
-                if self._keys[name] in group:
-                    part.check(name, group[self._keys[name]])
-
-    # One step
+        super().__init__(base, ascent, objective, schedule, follow)
 
     @torch.no_grad()
     def step(  # type: ignore[override]
@@ -282,7 +216,7 @@ class SharpnessAware(Optimizer):
             values=self._values or self._value,
             memory=self._memory,
             numbers={n: first[PREFIX + n] for part in self._parts for n in part.numbers},
-            count=first[self._counter],
+            count=first[COUNTER],
             seed=self.seed,
             parallel=leader.parallel
             if leader is not None
@@ -295,9 +229,9 @@ class SharpnessAware(Optimizer):
         value = group[self._keys[name]]
         if name == "rho":
             if self.follow is not None:
-                lr_max = self.follow.lr_max or group[PREFIX + "lr_max"]
+                lr_max = self.follow.lr_max or group[LR_MAX]
                 value = self.follow(value, group["lr"], lr_max)
-            value = value * warmup_factor(group[self._counter], self.warmup)
+            value = value * warmup_factor(group[COUNTER], self.warmup)
         return value
 
     def _commit(self, step: Step) -> None:
@@ -309,51 +243,10 @@ class SharpnessAware(Optimizer):
         self._count(step.report)
 
     def _count(self, report: dict[str, Tensor]) -> None:
-        count = self.param_groups[0][self._counter] + 1
+        count = self.param_groups[0][COUNTER] + 1
         for group in self.param_groups:
-            group[self._counter] = count
+            group[COUNTER] = count
         self.report = report
-
-    # Checkpoints
-
-    def state_dict(self) -> dict[str, Any]:
-        """The base optimizer's state dict, with the method's state beside the base's."""
-        has_any = bool(self._memory or self.state)
-        memory = completed(self._memory, self._trained_params(), self._parts) if has_any else {}
-        return merged(self.base.state_dict(), self._all_params(), memory)
-
-    def _make_state(self) -> Tensor:
-        """What a first step would make, as ``torch.distributed.checkpoint`` wants to see it."""
-        self.base.step()
-        self._memory = completed(self._memory, self._trained_params(), self._parts)
-        return torch.zeros(())
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes up a checkpoint of this method, of another one, or of the plain base optimizer.
-
-        What a checkpoint lacks (hyper-parameters of ours in one of the base) stays as it is here.
-        """
-        check_state(state_dict)
-        names = {name for part in self._parts for name in part.memory}
-        before = [dict(group) for group in self.param_groups]
-        theirs, ours = parted(state_dict, names)
-        self.base.load_state_dict(theirs)
-        self._memory = {
-            p: {name: value.detach().clone().to(p.device) for name, value in entry.items()}
-            for p, entry in zip(self._all_params(), ours, strict=True)
-            if entry
-        }
-        for group, old in zip(self.param_groups, before, strict=True):
-            for key in (self._counter, PREFIX + "lr_max", *self._hyper, *self._numbers):
-                if key in old:
-                    group.setdefault(key, old[key])
-        self.report = {}
-
-    def _all_params(self) -> list[nn.Parameter]:
-        return [p for group in self.param_groups for p in group["params"]]
-
-    def _trained_params(self) -> list[nn.Parameter]:
-        return [p for p in self._all_params() if p.requires_grad]
 
     def __getstate__(self) -> dict[str, Any]:
         # A learning-rate scheduler replaces `step` on the instance by a wrapper: not ours to keep.

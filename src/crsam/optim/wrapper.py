@@ -1,0 +1,139 @@
+"""`Wrapper`: one set of groups, one state and one checkpoint, of a base and its method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from crsam.optim.ascent import Ascent
+from crsam.optim.checkpoint import COUNTER, LR_MAX, PREFIX, completed, merged, parted
+from crsam.optim.checks import check_state
+from crsam.optim.objective import Objective
+from crsam.optim.radius import FollowLearningRate
+from crsam.optim.schedule import Schedule
+
+
+class Wrapper(Optimizer):
+    """An optimizer around another: the groups and the state are the base's, whoever changes them.
+
+    What the parts keep is put beside: hyper-parameters, numbers and the count of steps in the
+    groups, tensors in the checkpoint. How a step is taken is told in `SharpnessAware`.
+    """
+
+    report: dict[str, Tensor]
+    """What the last step saw: 0-d tensors, among them ``loss``, ``grad_norm``, ``loss_plus``,
+    ``sharpness`` (``L(w+e) − L(w)``) and, for CR-SAM, ``loss_minus`` and ``curvature``."""
+
+    def __init__(
+        self,
+        base: Optimizer,
+        ascent: Ascent,
+        objective: Objective,
+        schedule: Schedule,
+        follow: FollowLearningRate | None,
+    ) -> None:
+        self.base = base
+        self.ascent, self.objective, self.schedule = ascent, objective, schedule
+        self.follow = follow
+        self.report = {}
+        self._memory: dict[nn.Parameter, dict[str, Tensor]] = {}
+        self._keys = {
+            name: PREFIX + name if name in base.defaults else name
+            for part in self._parts
+            for name in part.hyper
+        }
+        self._hyper = {self._keys[n]: getattr(part, n) for part in self._parts for n in part.hyper}
+        self._numbers = {PREFIX + n: 0.0 for part in self._parts for n in part.numbers}
+        for params in base.param_groups:
+            if COUNTER in params:  # left by an earlier wrapper of the same base
+                for key in self._kept_in_groups:
+                    params.pop(key, None)
+            self._check_group(params)
+        state = base.state  # torch's constructor starts afresh; a base may have state already
+        super().__init__(list(base.param_groups), {**base.defaults, **self._hyper})
+        base.state = state
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.base.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.base.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        return self.base.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.base.state = state
+
+    @property
+    def _parts(self) -> tuple[Ascent, Objective, Schedule]:
+        return (self.ascent, self.objective, self.schedule)
+
+    @property
+    def _kept_in_groups(self) -> list[str]:
+        return [COUNTER, LR_MAX, *self._hyper, *self._numbers]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group to the base optimizer, with this method's hyper-parameters filled in."""
+        self._check_group(param_group)
+        self.base.add_param_group(param_group)
+        group, first = self.param_groups[-1], self.param_groups[0]
+        for key, value in self._hyper.items():
+            group.setdefault(key, value.clone() if isinstance(value, Tensor) else value)
+        for key, value in {COUNTER: 0, **self._numbers}.items():
+            group.setdefault(key, first.get(key, value))
+        if self.follow is not None:
+            group.setdefault(LR_MAX, float(group.get("initial_lr", group["lr"])))
+
+    def _check_group(self, group: Mapping[str, Any]) -> None:
+        for part in self._parts:
+            for name in part.hyper:
+                if self._keys[name] in group:
+                    part.check(name, group[self._keys[name]])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The base optimizer's state dict, with the method's state beside the base's."""
+        has_any = bool(self._memory or self.state)
+        memory = completed(self._memory, self._trained_params(), self._parts) if has_any else {}
+        return merged(self.base.state_dict(), self._all_params(), memory)
+
+    def _make_state(self) -> Tensor:
+        """What a first step would make, as ``torch.distributed.checkpoint`` wants to see it."""
+        self.base.step()
+        self._memory = completed(self._memory, self._trained_params(), self._parts)
+        return torch.zeros(())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes up a checkpoint of this method, of another one, or of the plain base optimizer.
+
+        What a checkpoint lacks (hyper-parameters of ours in one of the base) stays as it is here.
+        """
+        check_state(state_dict)
+        names = {name for part in self._parts for name in part.memory}
+        before = [dict(group) for group in self.param_groups]
+        theirs, ours = parted(state_dict, names)
+        self.base.load_state_dict(theirs)
+        self._memory = {
+            p: {name: value.detach().clone().to(p.device) for name, value in entry.items()}
+            for p, entry in zip(self._all_params(), ours, strict=True)
+            if entry
+        }
+        for group, old in zip(self.param_groups, before, strict=True):
+            for key in self._kept_in_groups:
+                if key in old:
+                    group.setdefault(key, old[key])
+        self.report = {}
+
+    def _all_params(self) -> list[nn.Parameter]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _trained_params(self) -> list[nn.Parameter]:
+        return [p for p in self._all_params() if p.requires_grad]
