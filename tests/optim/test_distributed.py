@@ -507,6 +507,18 @@ def test_saved_by_two_processes_and_gone_on_with_by_one(name: str, shards: list[
     assert_close(weights(model), shards[0]["checkpoints"][name])
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
+@pytest.mark.parametrize(("one", "other"), [("sam", "crsam"), ("crsam", "sam"), ("ssam", "sam")])
+def test_a_distributed_state_of_another_method_is_refused(one: str, other: str) -> None:
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    model = net()
+    weights_, state = get_state_dict(model, optimizer(one, model))
+    opt = optimizer(other, model)
+    with pytest.raises(ValueError, match="of another method"):
+        set_state_dict(model, opt, model_state_dict=weights_, optim_state_dict=state)
+
+
 @every_method
 def test_tensor_parallel_layers_are_whole_layers(name: str, shards: list[Any]) -> None:
     model = net(width=8)

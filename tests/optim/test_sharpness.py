@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, AdamW
+from torch.optim import SGD, Adadelta, AdamW, RMSprop
 
 import crsam
 import problems
@@ -87,18 +88,88 @@ def test_a_checkpoint_of_the_plain_base_can_be_taken_up() -> None:
     train(model, opt)
 
 
-def test_a_checkpoint_can_be_taken_up_by_the_plain_base_and_by_another_method() -> None:
+def test_a_checkpoint_can_be_taken_up_by_the_plain_base_and_then_by_another_method() -> None:
     model = problems.conv_net()
-    opt = make(model, "friendlysam")
+    opt = make(model, "friendlysam", rho=0.3)
     train(model, opt)
     plain = SGD(model.parameters(), lr=1.0, momentum=0.9)
     plain.load_state_dict(opt.state_dict())
     train(model, plain)
-    other = make(model, "looksam", k=2)
-    other.load_state_dict(opt.state_dict())
+    momentum = [plain.state[p]["momentum_buffer"].clone() for p in model.parameters()]
+    other = crsam.LookSAM(plain, k=2)
+    for p, before in zip(model.parameters(), momentum):
+        assert torch.equal(other.state[p]["momentum_buffer"], before)
+    assert other.param_groups[0]["rho"] == 0.05  # its own
+    assert other.param_groups[0]["lr"] == 0.05
+    assert other.param_groups[0]["crsam_step"] == 0
+    assert "sigma" not in other.param_groups[0]
     train(model, other)
     kept = {key for entry in other.state_dict()["state"].values() for key in entry}
     assert kept == {"momentum_buffer", "crsam_reused"}  # not Friendly's mean gradient
+
+
+ALIKE = [("sam", "esam"), ("esam", "sam"), ("sam", "ssam"), ("esam", "ssam")]
+"""Pairs where the first holds ρ and the count of steps only, which the second takes as its own."""
+
+
+@pytest.mark.parametrize("base", [partial(SGD, momentum=0.9), RMSprop, Adadelta])
+@pytest.mark.parametrize("method", crsam.methods())
+def test_the_checkpoint_of_another_method_is_refused_and_changes_nothing(
+    method: str, base: Any
+) -> None:
+    """The bases have an α or a ρ of their own, where ours go by other names."""
+    x, y = next(iter(problems.batches(1)))
+    saved, opts = {}, {}
+    for name in crsam.methods():
+        model = problems.conv_net()
+        opts[name] = crsam.make(name, base(model.parameters(), lr=0.05))
+        opts[name].step(problems.samples_of(model, x, y))
+        saved[name] = opts[name].state_dict()
+    opt, before = opts[method], str(opts[method].state_dict())
+    for name in crsam.methods():
+        if name != method and (name, method) not in ALIKE:
+            with pytest.raises(ValueError, match=r"of another method.*base\.load_state_dict"):
+                opt.load_state_dict(saved[name])
+    assert str(opt.state_dict()) == before
+    for name in [method, *(one for one, other in ALIKE if other == method)]:
+        opt.load_state_dict(saved[name])
+
+
+def test_the_checkpoint_of_another_method_is_told_by_what_it_holds() -> None:
+    opt = make(problems.conv_net(), "sam")
+    told = "it holds alpha, beta, rho, where SAM has rho"
+    with pytest.raises(ValueError, match=told):
+        opt.load_state_dict(make(problems.conv_net(), "crsam").state_dict())
+
+
+@pytest.mark.parametrize("kind", [SGD, RMSprop, Adadelta])
+def test_what_earlier_methods_left_in_a_base_is_no_part_of_a_checkpoint(kind: Any) -> None:
+    model = problems.conv_net()
+    base = kind(model.parameters(), lr=0.05)
+    group = base.param_groups[0]
+    group.update({name: 0.7 for name in ("alpha", "rho") if name in group})  # the base's own
+    plain = dict(group)
+    for method in ("gsam", "aesam", "crsam", "sam"):
+        opt = crsam.make(method, base, model=model)
+        train(model, opt, 1)
+    rho = "crsam_rho" if "rho" in plain else "rho"
+    assert base.param_groups[0] == plain | {rho: 0.05, "crsam_step": 1}
+    other = crsam.SAM(kind(model.parameters(), lr=0.05))
+    other.load_state_dict(opt.state_dict())
+    assert other.param_groups[0]["crsam_step"] == 1
+
+
+def test_a_groups_own_entry_may_have_a_name_that_another_method_uses() -> None:
+    def opt() -> crsam.SharpnessAware:
+        return crsam.SAM(SGD([{"params": model.parameters(), "sigma": "mine"}], lr=0.05))
+
+    model = problems.conv_net()
+    saved = opt()
+    train(model, saved, 1)
+    other = opt()
+    other.load_state_dict(saved.state_dict())
+    assert other.param_groups[0]["sigma"] == "mine"
+    assert other.param_groups[0]["crsam_step"] == 1
 
 
 def test_a_checkpoint_for_other_parameters_is_refused_and_changes_nothing() -> None:

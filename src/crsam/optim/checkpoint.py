@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from crsam.optim.part import Part
+from crsam.optim.part import Part, Registered
 
 PREFIX = "crsam_"
 """Of all that a method adds to parameter groups and states, but for its hyper-parameters."""
@@ -39,15 +39,39 @@ def parted(
     Parameters are matched through the groups' lists, as torch does: distributed checkpoints name
     them where others number them.
     """
-    theirs: dict[Any, dict[str, Any]] = {}
-    for key, entry in state_dict["state"].items():
-        base = {name: v for name, v in entry.items() if not str(name).startswith(PREFIX)}
-        if base:  # a base optimizer fills its entry at the first step, unless there is one
-            theirs[key] = base
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     entries = [state_dict["state"].get(key, {}) for key in keys]
     ours = [{n: entry[PREFIX + n] for n in names if PREFIX + n in entry} for entry in entries]
-    return {**state_dict, "state": theirs}, ours
+    return {**state_dict, "state": _of_the_base(state_dict["state"])}, ours
+
+
+def _of_the_base(state: Mapping[Any, Mapping[str, Any]]) -> dict[Any, dict[str, Any]]:
+    """The entries without what methods have put there."""
+    found = {
+        key: {name: v for name, v in entry.items() if not str(name).startswith(PREFIX)}
+        for key, entry in state.items()
+    }
+    # A base optimizer fills its entry at the first step, unless there is one.
+    return {key: entry for key, entry in found.items() if entry}
+
+
+def marks(group: Mapping[str, Any], base: Optimizer) -> set[str]:
+    """Of a parameter group's keys, those that methods put there: by them a method is known."""
+    kinds = Registered.__subclasses__()
+    hyper = {name for kind in kinds for part in kind.registered.values() for name in part.hyper}
+    return {key for key in group if key.startswith(PREFIX) or key in hyper - base.defaults.keys()}
+
+
+def forget(base: Optimizer, names: Collection[str]) -> None:
+    """Takes out of a base what an earlier method has left there, by `names` or others."""
+    wrapped = [group for group in base.param_groups if COUNTER in group]
+    for group in wrapped:
+        for key in marks(group, base).union(names):
+            group.pop(key, None)
+    if wrapped:
+        left = _of_the_base(base.state)
+        base.state.clear()
+        base.state.update(left)
 
 
 def completed(

@@ -14,6 +14,7 @@ from torch.optim import LBFGS, Optimizer
 from crsam._arguments import arguments
 from crsam.errors import UserError, unknown
 from crsam.optim.ascent import Ascent
+from crsam.optim.checkpoint import COUNTER, PREFIX, marks
 from crsam.optim.closure import Divisible, PerSample
 from crsam.optim.functional import Functional
 from crsam.optim.objective import Objective
@@ -90,6 +91,27 @@ def check_state(state_dict: Mapping[str, Any]) -> None:
             "this is the checkpoint of a sam.py, which holds nothing of its base optimizer (no "
             "momentum): load the model's weights, and start the optimizer afresh"
         )
+
+
+def check_method(
+    method: str, state_dict: Mapping[str, Any], base: Optimizer, memory: Iterable[str]
+) -> None:
+    """Refuses the checkpoint of another method, whose α, say, is another thing.
+
+    Methods are known by what they keep. A name, written for this alone, would be an entry that
+    older checkpoints lack, and ``torch.distributed.checkpoint`` could not read them any more.
+    """
+    tensors = {str(name) for entry in state_dict["state"].values() for name in entry}
+    foreign = {n for n in tensors if n.startswith(PREFIX)} - {PREFIX + name for name in memory}
+    for saved, group in zip(state_dict["param_groups"], base.param_groups):
+        has, keeps = marks(saved, base) | foreign, marks(group, base)
+        if COUNTER in saved and has != keeps:  # without a counter it is of the plain base
+            theirs, ours = (", ".join(sorted(keys - {COUNTER})) for keys in (has, keeps))
+            raise ValueError(
+                f"this is the checkpoint of another method: it holds {theirs}, where {method} has "
+                f"{ours}. To go on from it with {method}, load it into the base optimizer first, "
+                f"base.load_state_dict(…), and then wrap that"
+            )
 
 
 def check_options(

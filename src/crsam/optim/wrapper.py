@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from crsam.optim.ascent import Ascent
-from crsam.optim.checkpoint import COUNTER, LR_MAX, PREFIX, completed, merged, parted
-from crsam.optim.checks import check_state
+from crsam.optim.checkpoint import COUNTER, LR_MAX, PREFIX, completed, forget, merged, parted
+from crsam.optim.checks import check_method, check_state
 from crsam.optim.objective import Objective
 from crsam.optim.radius import FollowLearningRate
 from crsam.optim.schedule import Schedule
@@ -48,10 +48,8 @@ class Wrapper(Optimizer):
         }
         self._hyper = {self._keys[n]: getattr(part, n) for part in self._parts for n in part.hyper}
         self._numbers = {PREFIX + n: 0.0 for part in self._parts for n in part.numbers}
+        forget(base, self._hyper)
         for params in base.param_groups:
-            if COUNTER in params:  # left by an earlier wrapper of the same base
-                for key in self._kept_in_groups:
-                    params.pop(key, None)
             self._check_group(params)
         state = base.state  # torch's constructor starts afresh; a base may have state already
         super().__init__(list(base.param_groups), {**base.defaults, **self._hyper})
@@ -76,10 +74,6 @@ class Wrapper(Optimizer):
     @property
     def _parts(self) -> tuple[Ascent, Objective, Schedule]:
         return (self.ascent, self.objective, self.schedule)
-
-    @property
-    def _kept_in_groups(self) -> list[str]:
-        return [COUNTER, LR_MAX, *self._hyper, *self._numbers]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group to the base optimizer, with this method's hyper-parameters filled in."""
@@ -112,12 +106,17 @@ class Wrapper(Optimizer):
         return torch.zeros(())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes up a checkpoint of this method, of another one, or of the plain base optimizer.
+        """Takes up a checkpoint of this method, or of the plain base optimizer.
 
-        What a checkpoint lacks (hyper-parameters of ours in one of the base) stays as it is here.
+        What the latter lacks, such as the hyper-parameters of ours, stays as it is here. To go on
+        from a checkpoint of another method, load it into the base optimizer before you wrap that.
+
+        Raises:
+            ValueError: For what is neither of the two; nothing has been changed.
         """
         check_state(state_dict)
         names = {name for part in self._parts for name in part.memory}
+        check_method(type(self).__name__, state_dict, self.base, names)
         before = [dict(group) for group in self.param_groups]
         theirs, ours = parted(state_dict, names)
         self.base.load_state_dict(theirs)
@@ -127,7 +126,7 @@ class Wrapper(Optimizer):
             if entry
         }
         for group, old in zip(self.param_groups, before, strict=True):
-            for key in self._kept_in_groups:
+            for key in (COUNTER, LR_MAX, *self._hyper, *self._numbers):
                 if key in old:
                     group.setdefault(key, old[key])
         self.report = {}
