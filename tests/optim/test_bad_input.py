@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 import re
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, RMSprop
 
 import crsam
 from crsam.optim import (
@@ -158,6 +159,24 @@ def test_the_checkpoint_of_a_sam_py_is_refused(model: nn.Module) -> None:
     with pytest.raises(ValueError, match=r"checkpoint of a sam\.py"):
         opt.load_state_dict(theirs)
     assert not opt.state
+
+
+@pytest.mark.parametrize("method", crsam.methods())
+@pytest.mark.parametrize("kind", [SGD, RMSprop])
+def test_hyper_parameters_are_not_set_on_the_optimizer(
+    model: nn.Module, kind: type[torch.optim.Optimizer], method: str
+) -> None:
+    """They would be ignored there. What the error says instead is heard."""
+    opt = crsam.make(method, kind(model.parameters(), lr=0.1))
+    for each in (opt, copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
+        for name, key in opt._keys.items():
+            with pytest.raises(AttributeError, match=rf"{name} lives in the .* groups") as told:
+                setattr(each, name, 0.25)
+            exec(str(told.value).split(": ", 1)[1], {"opt": each})
+            assert each.param_groups[0][key] == 0.25
+            assert not hasattr(each, name)
+        each.max_norm = 1.0
+        each.mine = "any other name"
 
 
 def test_a_model_of_which_nothing_is_trained_is_pointed_out(model: nn.Module) -> None:

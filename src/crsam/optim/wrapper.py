@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,16 @@ class Wrapper(Optimizer):
         state = base.state  # torch's constructor starts afresh; a base may have state already
         super().__init__(list(base.param_groups), {**base.defaults, **self._hyper})
         base.state = state
+
+    if not TYPE_CHECKING:  # to which any name could then be given a value
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in self.__dict__.get("_keys", ()):
+                raise AttributeError(
+                    f"{name} lives in the parameter groups: "
+                    f"for group in opt.param_groups: group[{self._keys[name]!r}] = {value!r}"
+                )
+            super().__setattr__(name, value)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
