@@ -87,3 +87,30 @@ def test_parts_of_the_batch_are_compiled_for_a_few_sizes_and_no_more(name: str) 
     early = counter.frame_count
     steps(name, compiled, None, 8, per_sample=True)
     assert counter.frame_count == early <= 4
+
+
+@pytest.mark.parametrize("name", WHOLE_BATCH)
+def test_a_step_that_is_compiled_is_the_same_step(name: str) -> None:
+    """It is taken eagerly, whatever surrounds it: only what the closure calls is compiled."""
+
+    def trained(compiled: bool) -> list[Tensor]:
+        model = Net()
+        opt = METHODS[name](SGD(model.parameters(), lr=0.05, momentum=0.9), model=model)
+
+        def train(x: Tensor, y: Tensor) -> Tensor:
+            def closure() -> Tensor:
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                return loss
+
+            return opt.step(closure)
+
+        take = torch.compile(train, backend="eager") if compiled else train
+        losses = []
+        for t, (x, y) in enumerate(problems.batches(3, torch.float32)):
+            torch.manual_seed(t)
+            losses.append(take(x, y))
+        return [*losses, *model.state_dict().values()]
+
+    for a, b in zip(trained(compiled=True), trained(compiled=False)):
+        assert torch.equal(a, b)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Never
+from typing import Any, Never, cast
 
 import torch
 from torch import Tensor, nn
@@ -135,6 +135,12 @@ class SharpnessAware(Wrapper):
         L-BFGS base, weights and method state). So they are, and the buffers of `model`, if a scaled
         gradient overflows in any pass: the report's ``overflow`` is then 1.
         """
+        if torch.compiler.is_compiling():  # models are; moves of weights are not made to be
+            eager = torch.compiler.disable(self._whole_step)  # type: ignore[no-untyped-call]
+            return cast("Tensor", eager(closure, scaler))
+        return self._whole_step(closure, scaler)
+
+    def _whole_step(self, closure: Closure | Divisible | None, scaler: GradScaler | None) -> Tensor:
         if closure is None and only_makes_state(self.base):
             return self._make_state()
         closure = checked_closure(closure, type(self).__name__, self._parts)
