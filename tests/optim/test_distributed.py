@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -517,6 +518,46 @@ def test_a_distributed_state_of_another_method_is_refused(one: str, other: str) 
     opt = optimizer(other, model)
     with pytest.raises(ValueError, match="of another method"):
         set_state_dict(model, opt, model_state_dict=weights_, optim_state_dict=state)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
+def test_a_distributed_state_has_what_a_method_will_remember(tmp_path: Path) -> None:
+    """Of SSAM a mask, which it first keeps at its tenth step, beside a base without state."""
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    def begun() -> tuple[nn.Module, crsam.SharpnessAware]:
+        model = net()
+        return model, crsam.SSAM(SGD(model.parameters(), lr=0.05), model=model, period=10)
+
+    model, opt = begun()
+    go_on(opt, model, slice(None), 1, range(3))
+    weights_, state = get_state_dict(model, opt)
+    dcp.save({"model": weights_, "opt": state}, checkpoint_id=tmp_path / "one")
+    model, other = begun()
+    weights_, state = get_state_dict(model, other)
+    dcp.load({"model": weights_, "opt": state}, checkpoint_id=tmp_path / "one")
+    set_state_dict(model, other, model_state_dict=weights_, optim_state_dict=state)
+    assert other.param_groups[0]["crsam_step"] == 3
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
+def test_a_flattened_state_that_lost_what_a_method_remembers_is_refused() -> None:
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_state_dict,
+        set_state_dict,
+    )
+
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    for name in ("looksam", "friendlysam", "crsam"):
+        model = net()
+        opt = trained(name, model)
+        weights_, state = get_state_dict(model, opt, options=flat)
+        told = pytest.raises(ValueError, match=r"lacks crsam_.*flatten_optimizer_state_dict=True")
+        with nullcontext() if name == "crsam" else told:  # which remembers nothing
+            set_state_dict(model, opt, model_state_dict=weights_, optim_state_dict=state,
+                           options=flat)  # fmt: skip
 
 
 @every_method

@@ -102,7 +102,8 @@ def check_method(
     older checkpoints lack, and ``torch.distributed.checkpoint`` could not read them any more.
     """
     tensors = {str(name) for entry in state_dict["state"].values() for name in entry}
-    foreign = {n for n in tensors if n.startswith(PREFIX)} - {PREFIX + name for name in memory}
+    own = {PREFIX + name for name in memory}
+    foreign = {n for n in tensors if n.startswith(PREFIX)} - own
     for saved, group in zip(state_dict["param_groups"], base.param_groups):
         has, keeps = marks(saved, base) | foreign, marks(group, base)
         if COUNTER in saved and has != keeps:  # without a counter it is of the plain base
@@ -112,6 +113,11 @@ def check_method(
                 f"{ours}. To go on from it with {method}, load it into the base optimizer first, "
                 f"base.load_state_dict(…), and then wrap that"
             )
+    if own - tensors and any(group.get(COUNTER) for group in state_dict["param_groups"]):
+        raise ValueError(
+            f"this checkpoint lacks {', '.join(sorted(own - tensors))}, without which {method} "
+            "cannot go on as it was; torch leaves it out where flatten_optimizer_state_dict=True"
+        )
 
 
 def check_options(

@@ -105,7 +105,7 @@ class Wrapper(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The base optimizer's state dict, with the method's state beside the base's."""
-        has_any = bool(self._memory or self.state)
+        has_any = bool(self._memory or self.state or self.param_groups[0][COUNTER])
         memory = completed(self._memory, self._trained_params(), self._parts) if has_any else {}
         return merged(self.base.state_dict(), self._all_params(), memory)
 
