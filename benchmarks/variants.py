@@ -65,6 +65,8 @@ class Variant:
     """e is ASAM's."""
     by_layer: bool = False
     """Each tensor's part is bounded by that of the gradient."""
+    even: bool = False
+    """e is as long in each tensor as in the others."""
 
 
 VARIANTS = {
@@ -92,6 +94,14 @@ VARIANTS = {
     "ASAM": Variant("none", adaptive=True),
     "ASAM, linear": Variant("linear", 0.5, 0.1, adaptive=True),
     "ASAM, log": Variant(adaptive=True),
+    "log, trust 0.1, no slope": Variant(trust=0.1, beta=0.0),
+    "log, trust 0.1, mean of d": Variant(trust=0.1, mean=0.9),
+    "log, trust 0.1, by layer": Variant(trust=0.1, by_layer=True),
+    "log, trust 0.1, random": Variant(trust=0.1, random=True),
+    "ASAM, log, trust 0.1": Variant(trust=0.1, adaptive=True),
+    "linear, by layer": Variant("linear", 0.5, 0.1, by_layer=True),
+    "SAM, even": Variant("none", even=True),
+    "log, trust 0.1, even": Variant(trust=0.1, even=True),
 }
 RHOS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
 ADAPTIVE = 5.0
@@ -160,6 +170,8 @@ def norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def offset(variant: Variant, params: Tensors, grads: Tensors, rho: float) -> Tensors:
+    if variant.even:
+        return [g * (rho / math.sqrt(len(grads)) / norm([g]).clamp_min(1e-12)) for g in grads]
     if not variant.adaptive:
         return [g * (rho / norm(grads)) for g in grads]
     by = [p.abs() + 0.01 if p.shape[1] > 1 else torch.ones_like(p) for p in params]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -159,9 +160,23 @@ def test_the_bound_is_of_the_whole_or_of_every_tensor(variants: Any, by_layer: b
         torch.testing.assert_close(ratio, torch.full_like(ratio, 1e-3))
 
 
-def test_no_two_variants_are_the_same(variants: Any) -> None:
+def test_an_even_offset_has_the_length_of_others_and_the_same_share_in_every_tensor(
+    variants: Any,
+) -> None:
+    problem = variants.digits_problem(SEEDS, 1)
+    params = variants.first_weights(problem, SEEDS)
+    _, grads = variants.look(params, problem.x[:, :64], problem.y[:, :64])
+    e = variants.offset(variants.Variant(even=True), params, grads, 0.1)
+    torch.testing.assert_close(variants.norm(e), torch.full((SEEDS, 1, 1), 0.1))
+    for part, grad in zip(e, grads):
+        torch.testing.assert_close(variants.norm([part]), variants.norm(e[:1]))
+        torch.testing.assert_close(part / variants.norm([part]), grad / variants.norm([grad]))
+
+
+def test_no_two_variants_are_the_same(variants: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variants, "WARMUP", 20)
     problem = variants.digits_problem(1, 3)
-    ends = [variants.trained(problem, v, RHO)[0] for v in variants.VARIANTS.values()]
+    ends = [variants.trained(problem, v, 0.8)[0] for v in variants.VARIANTS.values()]
     for k, one in enumerate(ends):
         assert one.isfinite().all()
         assert not any(torch.equal(one, other) for other in ends[:k])
@@ -170,6 +185,26 @@ def test_no_two_variants_are_the_same(variants: Any) -> None:
 def test_rho_is_chosen_on_other_seeds_than_it_is_judged_on(variants: Any) -> None:
     runs = {"0.1": [90.0, 80.0, 91.0, 81.0], "0.2": [70.0, 85.0, 71.0, 86.0]}
     assert variants.at_own_rho(runs) == [70.0, 80.0, 71.0, 81.0]
+
+
+def test_the_table_of_the_docs_is_that_of_the_results(variants: Any) -> None:
+    page = (Path(__file__).parents[1] / "docs/results.md").read_text()
+    columns = []
+    for problem in ("digits", "cifar10"):
+        result = Path(__file__).parents[1] / f"results/variants_{problem}.json"
+        accuracies = json.loads(result.read_text())["accuracies"]
+        assert set(accuracies) == set(variants.VARIANTS)
+        sam, cells = variants.at_own_rho(accuracies["SAM"]), {}
+        for name, runs in accuracies.items():
+            own = variants.at_own_rho(runs)
+            gain = variants.spread([a - b for a, b in zip(own, sam)])
+            gain = gain.replace("-", "−") if gain.startswith("-") else f"+{gain}"
+            at_one = statistics.mean(runs["0.1"])
+            beside = "" if name == "SAM" else gain
+            cells[name] = f"{at_one:.2f} | {variants.spread(own)} | {beside}"
+        columns.append(cells)
+    for name in variants.VARIANTS:
+        assert f"| {name} | {columns[0][name]} | {columns[1][name]} |" in page
 
 
 def test_the_script_writes_what_its_table_shows(
