@@ -91,7 +91,7 @@ def test_parts_of_the_batch_are_compiled_for_a_few_sizes_and_no_more(name: str) 
 
 @pytest.mark.parametrize("name", WHOLE_BATCH)
 def test_a_step_that_is_compiled_is_the_same_step(name: str) -> None:
-    """It is taken eagerly, whatever surrounds it: only what the closure calls is compiled."""
+    """It is taken eagerly, and so is its closure, but for what is compiled by itself."""
 
     def trained(compiled: bool) -> list[Tensor]:
         model = Net()

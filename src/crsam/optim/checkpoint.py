@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -62,12 +62,12 @@ def marks(group: Mapping[str, Any], base: Optimizer) -> set[str]:
     return {key for key in group if key.startswith(PREFIX) or key in hyper - base.defaults.keys()}
 
 
-def forget(base: Optimizer, names: Collection[str]) -> None:
-    """Takes out of a base what an earlier method has left there, by `names` or others."""
+def forget(base: Optimizer) -> None:
+    """Takes out of a base what an earlier method has left there."""
     wrapped = [group for group in base.param_groups if COUNTER in group]
     for group in wrapped:
-        for key in marks(group, base).union(names):
-            group.pop(key, None)
+        for key in marks(group, base):
+            del group[key]
     if wrapped:
         left = _of_the_base(base.state)
         base.state.clear()

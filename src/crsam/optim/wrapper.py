@@ -48,7 +48,7 @@ class Wrapper(Optimizer):
         }
         self._hyper = {self._keys[n]: getattr(part, n) for part in self._parts for n in part.hyper}
         self._numbers = {PREFIX + n: 0.0 for part in self._parts for n in part.numbers}
-        forget(base, self._hyper)
+        forget(base)
         for params in base.param_groups:
             self._check_group(params)
         state = base.state  # torch's constructor starts afresh; a base may have state already
