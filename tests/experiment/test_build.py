@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import SGD
 
 import crsam
+from crsam.data import Images
 from crsam.errors import UserError
 from crsam.experiment.build import BFLOAT16_FLOOR, TF32_FLOOR, Parts, build, floor_of
 from crsam.experiment.toml import load_recipe
@@ -46,19 +47,57 @@ def test_weights_and_wrong_labels_depend_on_the_seed_and_on_nothing_else() -> No
     assert len(wrong_labels(zero, clean)) == round(0.2 * 1437)
 
 
+def pixels(images: Images | None) -> list[bytes]:
+    assert images is not None
+    return [image.numpy().tobytes() for image in images.fetch(torch.arange(len(images)))]
+
+
+def num_shared(some: list[bytes], others: list[bytes]) -> int:
+    return len(set(some) & set(others))
+
+
+TWINS = 3
+"""Digits that are there twice are fewer."""
+
+
 def test_validation_images_are_held_out_and_the_same_for_every_seed() -> None:
     parts, other = built("data.validation=0.1"), built("data.validation=0.1", "seed=5")
-    assert parts.splits.validation is not None
-    assert other.splits.validation is not None
-    train, held_out = parts.splits.train, parts.splits.validation
+    train, held_out = pixels(parts.splits.train), pixels(parts.splits.validation)
     assert len(train) + len(held_out) == 1437
     assert len(parts.batches.images) == len(train)
-    pixels = [images.fetch(torch.arange(len(images))) for images in (train, held_out)]
-    seen = {image.numpy().tobytes() for image in pixels[0]}
-    assert sum(image.numpy().tobytes() in seen for image in pixels[1]) < 3  # a few are twins
-    theirs = other.splits.validation.fetch(torch.arange(len(held_out)))
-    assert torch.equal(pixels[1], theirs)
+    assert num_shared(train, held_out) < TWINS
+    assert pixels(other.splits.validation) == held_out
     assert len(parts.splits.test) == 360
+
+
+def test_a_share_of_the_training_images_takes_the_place_of_the_test_images() -> None:
+    plain = built("data.validation=0.1").splits
+    parts = built("data.test_share=0.2", "data.validation=0.1", "seed=5")
+    train, chosen_by, test = map(
+        pixels, (parts.splits.train, parts.splits.validation, parts.splits.test)
+    )
+    assert (len(test), len(chosen_by)) == (287, 115)  # a fifth of 1437, a tenth of what is left
+    assert len(train) == len(parts.batches.images) == 1437 - 287 - 115
+    for some, others in ((train, chosen_by), (train, test), (chosen_by, test)):
+        assert num_shared(some, others) < TWINS
+    assert num_shared(test, pixels(plain.train) + pixels(plain.validation)) == len(set(test))
+    assert num_shared(test, pixels(plain.test)) < TWINS
+    # What was chosen by without it is not what is tested on.
+    assert num_shared(test, pixels(plain.validation)) < 0.3 * len(pixels(plain.validation))
+
+
+def test_such_test_images_are_the_same_for_every_seed_and_rightly_labelled() -> None:
+    zero, one = (built("data.test_share=0.2", f"seed={seed}").splits for seed in (0, 1))
+    assert pixels(zero.test) == pixels(one.test)
+    clean = built("data.test_share=0.2", "data.label_noise=0").splits
+    assert torch.equal(zero.test.labels, clean.test.labels)
+    assert (zero.train.labels != clean.train.labels).sum() == round(0.2 * len(clean.train))
+
+
+@pytest.mark.parametrize("key", ["validation", "test_share"])
+def test_a_share_that_leaves_nothing_is_an_error_that_names_it(key: str) -> None:
+    with pytest.raises(UserError, match=rf"data.{key} = 1e-05 leaves 1437 images .* and 0 to"):
+        built(f"data.{key}=1e-5")
 
 
 def test_precision_is_that_of_the_recipe() -> None:

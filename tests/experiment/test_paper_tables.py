@@ -47,7 +47,8 @@ def test_ours_stand_beside_the_papers_and_a_dash_where_there_are_none(
     sam = {"method": "sam", "train.epochs": 60}
     runs = [a_run("SAM", s, 95.0 + s, **sam) for s in (0, 2)]
     runs += [a_run("SAM short", 0, 99.0, method="sam", **{"train.epochs": 5})]
-    runs += [a_run("SAM, on part", 0, 98.0, method="sam", **{"data.validation": 0.1})]
+    for key in ("data.validation", "data.test_share"):
+        runs += [a_run("SAM, on part", 0, 98.0, method="sam", **{key: 0.1})]
     runs += [{**a_run("SAM, chosen", 0, 97.5, method="sam"), "stage": "choose"}]
     write(tmp_path, "a.json", "cifar10/resnet18", runs)
     compared = [{"method": m, "seed": 0, "test_accuracy": 90.5} for m in ("sgd", "crsam")]
@@ -110,6 +111,16 @@ def test_geometry_shows_what_was_measured_on_test_images(
     assert "CR-SAM 8.26 — 7968.19 101 884.95 — 80.76 80.00" in out
     assert "SAM 11.51 — 14176.5 — " in out
     assert "tiny_imagenet resnet18 CR-SAM — 101 — 80.00" in out
+
+
+def test_runs_that_were_tested_on_training_images_are_told_from_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [a_run("CR-SAM", s, 80.0, method="crsam", **{"data.test_share": 0.1}) for s in (0, 2)]
+    write(tmp_path, "a.json", "cifar100/resnet18", runs)
+    out = shown("geometry", tmp_path, capsys)
+    assert "CR-SAM 8.26 — 7968.19 — 884.95 — 80.76 —" in out
+    assert "cifar100, held out resnet18 CR-SAM — 101 — 80.00" in out
 
 
 def test_imagenet_is_known_by_its_folder(

@@ -37,6 +37,7 @@ def test_the_default_recipe_is_the_digits_with_crsam() -> None:
         (lambda: Data(root="\udc80"), "data.root must be text, got '\\udc80'"),
         (lambda: Data(validation=1.0), "data.validation must be at least 0 and below 1, got 1.0"),
         (lambda: Data(validation=-0.1), "data.validation must be at least 0 and below 1, got -0.1"),
+        (lambda: Data(test_share=1.0), "data.test_share must be at least 0 and below 1, got 1.0"),
         (lambda: Data(label_noise=1.1), "data.label_noise must be between 0 and 1, got 1.1"),
         (lambda: Data(image_size=0), "data.image_size must be at least 1, got 0"),
         (lambda: Data(image_size=8.0), 'data.image_size must be a whole number or "none", got 8.0'),

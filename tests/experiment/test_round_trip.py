@@ -73,6 +73,7 @@ RECIPE = st.builds(
         name=st.sampled_from(["digits", "CIFAR-10"]),
         root=TEXT,
         validation=SHARE,
+        test_share=SHARE,
         label_noise=SHARE,
         image_size=st.none() | COUNT,
         download=st.booleans(),

@@ -142,6 +142,8 @@ def _setup(recipe: Mapping[str, Any]) -> Setup | None:
     data = recipe["data.name"]
     if data == "folder":
         data = PurePosixPath(recipe["data.root"]).name
+    if recipe.get("data.test_share"):  # of the training images, so not what others are judged on
+        data = f"{data}, held out"
     base = recipe["method"] in ("base", recipe["optimizer.name"])
     method = "base" if base else recipe["method"]
     return Setup(data, recipe["model.name"], recipe["augment.name"], method)

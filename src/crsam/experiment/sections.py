@@ -44,6 +44,9 @@ class Data:
     """The folder that holds it."""
     validation: float = 0.0
     """Share of the training set that is held out, to choose by."""
+    test_share: float = 0.0
+    """Share of the training set that is held out to test on, in place of the set's own test images;
+    0: those."""
     label_noise: float = 0.0
     """Share of the training labels that are made wrong."""
     image_size: int | None = None
@@ -70,7 +73,9 @@ class Data:
         share = self.middle
         require(share is None or 0 < share <= 1, "data.middle", share, "above 0 and at most 1")
         object.__setattr__(self, "name", canonical("data", self.name, "data.name"))
-        require(0 <= self.validation < 1, "data.validation", self.validation, _BELOW_ONE)
+        for held_out in ("validation", "test_share"):
+            value = getattr(self, held_out)
+            require(0 <= value < 1, f"data.{held_out}", value, _BELOW_ONE)
         noise, size = self.label_noise, self.image_size
         require(0 <= noise <= 1, "data.label_noise", noise, "between 0 and 1")
         require(size is None or size >= 1, "data.image_size", size, "at least 1")

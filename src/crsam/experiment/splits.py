@@ -42,15 +42,15 @@ def build_data(recipe: Recipe, device: torch.device) -> Splits:
     windows = windows_of(recipe)
     root = str(Path(chosen.root).expanduser().absolute())
     # What is loaded does not depend on the rest, and is kept for runs that differ in it.
-    everything = loaded(replace(chosen, root=root, validation=0.0, label_noise=0.0), windows)
-    train, validation = everything.train, None
+    as_it_is = replace(chosen, root=root, validation=0.0, test_share=0.0, label_noise=0.0)
+    everything = loaded(as_it_is, windows)
+    train, validation, test = everything.train, None, everything.test
+    if chosen.test_share:  # others than a run without it holds out to choose by
+        train, test = data.split(train, chosen.test_share, derive(0, "test images"))
+        _check_split("test_share", chosen.test_share, train, test, "test on")
     if chosen.validation:
         train, validation = data.split(train, chosen.validation)
-        if not (len(train) and len(validation)):
-            raise UserError(
-                f"data.validation = {chosen.validation} leaves {len(train)} images to train on and "
-                f"{len(validation)} to choose by"
-            )
+        _check_split("validation", chosen.validation, train, validation, "choose by")
 
     def noisy(images: Images, purpose: str) -> Images:
         if chosen.label_noise:
@@ -71,11 +71,19 @@ def build_data(recipe: Recipe, device: torch.device) -> Splits:
     return Splits(
         noisy(train, "labels"),
         None if validation is None else noisy(validation, "labels of validation"),
-        everything.test.to(device),
+        test.to(device),
         feed,
         classes=everything.classes,
         broken=everything.broken,
     )
+
+
+def _check_split(key: str, share: float, train: Images, held_out: Images, purpose: str) -> None:
+    if not (len(train) and len(held_out)):
+        raise UserError(
+            f"data.{key} = {share} leaves {len(train)} images to train on and {len(held_out)} to "
+            f"{purpose}"
+        )
 
 
 def windows_of(recipe: Recipe) -> Inception | None:

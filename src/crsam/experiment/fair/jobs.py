@@ -161,7 +161,8 @@ def per_epoch(jobs: Iterable[Job], contestant: str, stage: Stage | None = None) 
 
 def trained_on(job: Job) -> float:
     """The share of the training set that is not held out."""
-    return 1 - job.recipe.data.validation
+    data = job.recipe.data
+    return (1 - data.test_share) * (1 - data.validation)
 
 
 def _to_choose(study: Study) -> list[Job]:
