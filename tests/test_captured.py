@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -110,6 +111,23 @@ def eager_run(method: str, end: int, **options: Any) -> tuple[nn.Module, list[fl
 
         losses.append(optimizer.step(closure).item())
     return model, losses
+
+
+@gpu
+def test_another_bound_or_clipping_is_heard_by_captured_steps() -> None:
+    model, optimizer, functional, captured = captured_run("crsam", False, warmup=0)
+    train(optimizer, functional, captured.step, 0, 10)
+    assert captured.is_ready
+    optimizer.objective = replace(optimizer.objective, trust=1e-3)
+    train(optimizer, functional, captured.step, 10, 20)
+    length = optimizer.report["trust_scale"] * optimizer.report["regularizer"]
+    assert length.item() <= 1.01e-3
+    assert captured.is_ready
+    optimizer.max_norm = 1e-4
+    train(optimizer, functional, captured.step, 20, 30)
+    assert captured.is_ready
+    followed = [p.grad for p in model.parameters() if p.grad is not None]
+    assert torch.stack([g.norm() for g in followed]).norm().item() <= 1.01e-4
 
 
 @gpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import pickle
 import re
@@ -177,6 +178,38 @@ def test_hyper_parameters_are_not_set_on_the_optimizer(
             assert not hasattr(each, name)
         each.max_norm = 1.0
         each.mine = "any other name"
+
+
+@pytest.mark.parametrize(
+    ("method", "part", "name", "value"),
+    [("crsam", "objective", "trust", 0.25), ("looksam", "schedule", "k", 3)],
+)
+def test_options_of_the_parts_are_not_set_on_the_optimizer_either(
+    model: nn.Module, method: str, part: str, name: str, value: Any
+) -> None:
+    opt = crsam.make(method, sgd(model))
+    for each in (opt, copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
+        with pytest.raises(AttributeError, match=f"{name} belongs to the {part}") as told:
+            setattr(each, name, value)
+        exec(str(told.value).split(": ", 1)[1], {"opt": each, "dataclasses": dataclasses})
+        assert getattr(getattr(each, part), name) == value
+        assert not hasattr(each, name)
+
+
+def test_another_bound_that_is_set_as_told_is_heard(model: nn.Module) -> None:
+    opt = crsam.CRSAM(sgd(model), warmup=0)
+
+    def closure() -> Tensor:
+        opt.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        return loss
+
+    for trust in (1e-3, 1e-6):
+        opt.objective = dataclasses.replace(opt.objective, trust=trust)
+        opt.step(closure)
+        length = opt.report["trust_scale"] * opt.report["regularizer"]
+        assert float(length) == pytest.approx(trust, rel=1e-3)
 
 
 def test_a_model_of_which_nothing_is_trained_is_pointed_out(model: nn.Module) -> None:

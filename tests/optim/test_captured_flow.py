@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -151,6 +152,36 @@ def test_all_ways_are_tried_once_and_leave_no_trace(best: str, options: dict[str
     assert optimizer.param_groups[0]["crsam_step"] == 12
     if "every" not in options:
         assert captured.replayed == [WAYS[best]] * (12 - NUM_EAGER)
+
+
+def tighter(optimizer: Any) -> None:
+    optimizer.objective = replace(optimizer.objective, trust=0.01)
+
+
+def clipped(optimizer: Any) -> None:
+    optimizer.max_norm = 1e-3
+
+
+def the_same(optimizer: Any) -> None:
+    optimizer.objective = replace(optimizer.objective)
+
+
+@pytest.mark.parametrize(("change", "starts_over"), [(tighter, 1), (clipped, 1), (the_same, 0)])
+def test_what_a_graph_has_fixed_is_captured_anew_when_it_changes(
+    change: Callable[[Any], None], starts_over: int
+) -> None:
+    _, optimizer, functional = parts()
+    captured = Recorded(optimizer, functional)
+    train(optimizer, functional, captured.step)
+    assert len(captured.replayed) == 12 - NUM_EAGER
+    change(optimizer)
+    found = train(optimizer, functional, captured.step)
+    _, expected_optimizer, plain = parts()
+    train(expected_optimizer, plain, lambda: expected_optimizer.step(plain))
+    change(expected_optimizer)
+    expected = train(expected_optimizer, plain, lambda: expected_optimizer.step(plain))
+    assert found == pytest.approx(expected, rel=1e-3)
+    assert len(captured.replayed) == 24 - (1 + starts_over) * NUM_EAGER
 
 
 def test_ways_that_fail_are_left_out_and_undone() -> None:

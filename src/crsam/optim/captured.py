@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -64,7 +64,8 @@ class Captured:
 
     A plan is a kind of step: LookSAM has two, with and without the perturbed passes. The first few
     steps of each are taken eagerly, and count like any other. Learning rate, ρ, α and all other
-    hyper-parameters of the method are tensors inside the graph, filled anew when they change.
+    hyper-parameters of the method are tensors inside the graph, filled anew when they change. With
+    another ascent, objective, schedule or `max_norm` it starts over.
 
     Args:
         optimizer: Of torch or ours; `why_not` must be None for it.
@@ -106,6 +107,7 @@ class Captured:
         closure.way = Way(parallel is True)
         self._knobs = Knobs(optimizer)
         self._dice = Dice()
+        self._made_for = self._fixed()
 
     @property
     def is_ready(self) -> bool:
@@ -123,6 +125,7 @@ class Captured:
             raise CannotCapture(self._reason)
         plan: Hashable = None
         if isinstance(self.optimizer, SharpnessAware):
+            self._start_over_if_changed()
             step = self.optimizer._new_step()
             plan = self.optimizer.schedule.pays(step), self.optimizer.objective.plan(step)
         taken = self._num_taken.get(plan, 0)
@@ -144,6 +147,19 @@ class Captured:
         if isinstance(self.optimizer, SharpnessAware):
             self.optimizer._count(captured.report)
         return captured.loss
+
+    def _fixed(self) -> tuple[Any, ...]:
+        """What a graph holds as it was when it was captured."""
+        ours = self.optimizer
+        return (*ours._parts, ours.max_norm) if isinstance(ours, SharpnessAware) else ()
+
+    def _start_over_if_changed(self) -> None:
+        now = self._fixed()
+        if any(new is not old and new != old for new, old in zip(now, self._made_for)):
+            self._made_for, self._shown = now, None
+            self.closure.way = Way(self.parallel is True)
+            self._graphs.clear()
+            self._num_taken.clear()
 
     def _undone(self, work: Callable[[], T]) -> T:
         """The work's result; should it fail, everything is put back."""

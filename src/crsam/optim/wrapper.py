@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,6 +64,13 @@ class Wrapper(Optimizer):
                     f"{name} lives in the parameter groups: "
                     f"for group in opt.param_groups: group[{self._keys[name]!r}] = {value!r}"
                 )
+            for kind in ("ascent", "objective", "schedule"):
+                part = self.__dict__.get(kind)
+                if part is not None and any(field.name == name for field in fields(part)):
+                    raise AttributeError(
+                        f"{name} belongs to the {kind}: "
+                        f"opt.{kind} = dataclasses.replace(opt.{kind}, {name}={value!r})"
+                    )
             super().__setattr__(name, value)
 
     @property
