@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import math
 import pickle
 import re
@@ -194,6 +195,28 @@ def test_options_of_the_parts_are_not_set_on_the_optimizer_either(
         exec(str(told.value).split(": ", 1)[1], {"opt": each, "dataclasses": dataclasses})
         assert getattr(getattr(each, part), name) == value
         assert not hasattr(each, name)
+
+
+@pytest.mark.parametrize("method", crsam.methods())
+def test_no_argument_of_a_method_is_ignored_when_it_is_set_later(
+    model: nn.Module, method: str
+) -> None:
+    opt = crsam.make(method, sgd(model))
+    for name in set(inspect.signature(type(opt)).parameters) - {"base", "common", "options"}:
+        if name in vars(opt):  # such as the warm-up, which is read at every step
+            setattr(opt, name, getattr(opt, name))
+        else:
+            with pytest.raises(AttributeError, match=name):
+                setattr(opt, name, 0.5)
+
+
+def test_a_subclass_with_arguments_of_its_own_may_keep_them(model: nn.Module) -> None:
+    class Mine(crsam.LookSAM):
+        def __init__(self, base: SGD, alpha: float) -> None:
+            super().__init__(base, alpha=alpha)
+            self.alpha = alpha
+
+    assert Mine(sgd(model), 0.3).alpha == 0.3
 
 
 def test_another_bound_that_is_set_as_told_is_heard(model: nn.Module) -> None:

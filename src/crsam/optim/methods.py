@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 from torch import nn
 from torch.optim import Optimizer
 
+from crsam._arguments import arguments
 from crsam.optim.ascent import (
     Adaptive,
     DynamicMask,
@@ -52,10 +53,22 @@ class Method(SharpnessAware):
     """A choice of the three that has a name; whoever uses it like a sam.py is told how instead."""
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        made_by = next(each for each in cls.__mro__ if "__init__" in vars(each))
-        if made_by.__module__ == __name__:  # and not by a subclass, which has its own ways
+        if cls._is_ours():
             check_call(cls, args, options)
         return super().__new__(cls)
+
+    @classmethod
+    def _is_ours(cls) -> bool:
+        """Whether it is made as told here, and not by a subclass, which has its own ways."""
+        made_by = next(each for each in cls.__mro__ if "__init__" in vars(each))
+        return made_by.__module__ == __name__
+
+    def _instead(self, name: str, value: Any) -> str | None:
+        if instead := super()._instead(name, value):
+            return instead
+        if name not in vars(self) and self._is_ours() and name in arguments(type(self)):
+            return f"{name} is told to {type(self).__name__} when it is made, not later"
+        return None
 
     if not TYPE_CHECKING:  # to which every name would be one of ours
 

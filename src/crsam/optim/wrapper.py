@@ -59,19 +59,24 @@ class Wrapper(Optimizer):
     if not TYPE_CHECKING:  # to which any name could then be given a value
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if name in self.__dict__.get("_keys", ()):
-                raise AttributeError(
-                    f"{name} lives in the parameter groups: "
-                    f"for group in opt.param_groups: group[{self._keys[name]!r}] = {value!r}"
-                )
-            for kind in ("ascent", "objective", "schedule"):
-                part = self.__dict__.get(kind)
-                if part is not None and any(field.name == name for field in fields(part)):
-                    raise AttributeError(
-                        f"{name} belongs to the {kind}: "
-                        f"opt.{kind} = dataclasses.replace(opt.{kind}, {name}={value!r})"
-                    )
+            if "_keys" in self.__dict__ and (instead := self._instead(name, value)):
+                raise AttributeError(instead)
             super().__setattr__(name, value)
+
+    def _instead(self, name: str, value: Any) -> str | None:
+        """Why an attribute would be ignored, and what to do; None: it would not."""
+        if name in self._keys:
+            return (
+                f"{name} lives in the parameter groups: "
+                f"for group in opt.param_groups: group[{self._keys[name]!r}] = {value!r}"
+            )
+        for kind in ("ascent", "objective", "schedule"):
+            if any(field.name == name for field in fields(getattr(self, kind))):
+                return (
+                    f"{name} belongs to the {kind}: "
+                    f"opt.{kind} = dataclasses.replace(opt.{kind}, {name}={value!r})"
+                )
+        return None
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
