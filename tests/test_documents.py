@@ -211,36 +211,101 @@ def test_the_study_of_the_docs_is_the_one_of_the_results() -> None:
             assert f"{run['epochs'][-1]['test_accuracy']:.1f} %" in story
 
 
-def test_the_study_of_cifar10_is_told_as_its_summary_has_it() -> None:
-    def signed(value: float, digits: int) -> str:
-        return f"{value:+.{digits}f}".replace("-", "−")
+def told(heading: str) -> str:
+    """A section of the results' page."""
+    page = (ROOT / "docs/results.md").read_text()
+    return page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
-    def gain(found: dict[str, float | None] | None, digits: int = 2) -> str:
-        if found is None:
-            return ""
-        mean, low, high = (found[key] for key in ("mean", "low", "high"))
-        assert mean is not None
-        if low is None or high is None:
-            return signed(mean, digits)
-        return f"{signed(mean, digits)} ({signed(low, digits)} to {signed(high, digits)})"
 
-    page, readme = (ROOT / "docs/results.md").read_text(), (ROOT / "README.md").read_text()
-    found = json.loads((ROOT / "results/cifar10_resnet18.json").read_text())["verdict"]
-    for row in found["rows"]:
+def signed(value: float, digits: int) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def with_interval(found: dict[str, float] | None, digits: int = 2) -> str:
+    if found is None:
+        return ""
+    mean, low, high = (signed(found[key], digits) for key in ("mean", "low", "high"))
+    return f"{mean} ({low} to {high})"
+
+
+MEASURED = ("gradient_norm", "hessian_trace", "normalized_trace", "top_eigenvalue")
+
+
+@pytest.mark.parametrize(
+    ("file", "heading"),
+    [
+        ("cifar10_resnet18", "Sixty epochs, three seeds"),
+        ("tiny_imagenet_own_test", "Tiny ImageNet"),
+    ],
+)
+def test_studies_are_told_as_their_summaries_have_them(file: str, heading: str) -> None:
+    section = told(heading)
+    summary = json.loads((ROOT / f"results/{file}.json").read_text())
+    assert summary["is_complete"]
+    for row in summary["verdict"]["rows"]:
         accuracy, name = row["accuracy"], row["contestant"]
-        mean = f"{accuracy['mean']:.2f}"
-        shown = mean + (f" ± {accuracy['std']:.2f}" if accuracy["num"] > 1 else ", one seed")
-        loss = f"{row['loss']['mean']:.4f}"
-        cells = [shown, gain(row["difference"]), loss, gain(row["loss_difference"], 4)]
+        assert accuracy["num"] == 3
+        shown = f"{accuracy['mean']:.2f} ± {accuracy['std']:.2f}"
+        losses = f"{row['loss']['mean']:.4f}", with_interval(row["loss_difference"], 4)
+        cells = [shown, with_interval(row["difference"]), *losses]
         line = rf"^\| {name}[^|]*\| [\d. ]*\| {row['epochs']} \| [^|]*\| "
         line += re.escape(" | ".join(cells)).replace(r"\ \ ", r"\ +")
-        assert re.search(line, page, re.MULTILINE), (name, cells)
-        if accuracy["num"] > 1:
-            assert mean in readme
-    for tried in found["tried"]:
+        assert re.search(line, section, re.MULTILINE), (name, cells)
+        measured = [row["figures"][f"{key}, {split}"]["mean"]
+                    for key in MEASURED
+                    for split in ("train", "test")]  # fmt: skip
+        (line,) = re.findall(
+            rf"^\| {name} \| ([\d.,]+(?: \| [\d.,]+){{7}}) \|$", section, re.MULTILINE
+        )
+        for cell, value in zip(line.split(" | "), measured, strict=True):
+            assert cell == f"{value:,.{len(cell.partition('.')[2])}f}", name
+    for tried in summary["verdict"]["tried"]:
         mean = f"{tried['accuracy']['mean']:.2f}"
         cell = f"**{mean}** (" if tried["is_chosen"] else f" {mean} ("
-        assert re.search(rf"^\| {tried['contestant']}.*{re.escape(cell)}", page, re.MULTILINE)
+        assert re.search(rf"^\| {tried['contestant']}.*{re.escape(cell)}", section, re.MULTILINE)
+
+
+def test_the_readme_quotes_the_study_of_cifar10() -> None:
+    readme = (ROOT / "README.md").read_text()
+    verdict = json.loads((ROOT / "results/cifar10_resnet18.json").read_text())["verdict"]
+    for row in verdict["rows"]:
+        assert f"{row['accuracy']['mean']:.2f}" in readme
+
+
+def test_the_printed_formula_is_told_as_its_summary_has_it() -> None:
+    section = told("The printed formula")
+    summary = json.loads((ROOT / "results/cifar10_printed.json").read_text())
+    in_words = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    assert f"{in_words[len(summary['runs'])]} of nine runs" in section
+    names = {"CR-SAM bounded": "CR-SAM, our defaults"}
+    for row in summary["verdict"]["rows"]:
+        runs = [run for run in summary["runs"] if run["contestant"] == row["contestant"]]
+        losses = [run["epochs"]["train_loss"] for run in runs]
+        first, last = (statistics.mean(loss[i] for loss in losses) for i in (0, -1))
+        accuracy, name = row["accuracy"], names.get(row["contestant"], row["contestant"])
+        shown = f"{accuracy['mean']:.2f} ± {accuracy['std']:.2f}"
+        assert f"| {name} | {len(runs)} | {shown} | {first:.2f} | {last:.2f} |" in section
+
+
+def test_test_images_of_another_kind_are_told_as_they_were_measured() -> None:
+    section = told("Tiny ImageNet")
+    found = {
+        name: json.loads((ROOT / f"results/alike_{name}_cpu.json").read_text())
+        for name in ("tiny_imagenet", "cifar10", "imagenette")
+    }
+    sharp = found["tiny_imagenet"]["sharpness"]
+    assert f"is {sharp['test']:.3f} on test images and {sharp['train']:.3f} on training" in section
+    for name in ("cifar10", "imagenette"):
+        assert found[name]["sharpness"]["test"] == pytest.approx(
+            found[name]["sharpness"]["train"], rel=0.01
+        )
+    runs = found["tiny_imagenet"]["runs"]
+    held_out, own = (
+        statistics.mean(run[key] for run in runs)
+        for key in ("validation_accuracy", "test_accuracy")
+    )
+    assert f"right on {held_out:.1f} % of held-out training images" in section
+    assert f"right on {own:.1f} % of them" in section
 
 
 def test_two_hundred_epochs_are_told_as_their_summary_has_them() -> None:
