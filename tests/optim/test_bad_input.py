@@ -219,6 +219,84 @@ def test_a_subclass_with_arguments_of_its_own_may_keep_them(model: nn.Module) ->
     assert Mine(sgd(model), 0.3).alpha == 0.3
 
 
+def test_an_option_of_two_parts_is_told_to_both(model: nn.Module) -> None:
+    opt = crsam.ESAM(sgd(model))
+    with pytest.raises(AttributeError, match="the ascent and the schedule") as told:
+        opt.share = 0.25
+    exec(str(told.value).split(": ", 1)[1], {"opt": opt, "dataclasses": dataclasses})
+    assert (opt.ascent.share, opt.schedule.share) == (0.25, 0.25)  # type: ignore[attr-defined]
+
+
+def test_a_part_gives_way_to_one_of_its_kind_that_leaves_the_groups_alone(
+    model: nn.Module,
+) -> None:
+    opt = crsam.CRSAM(sgd(model))
+    with pytest.raises(AttributeError, match=r"rho lives in the .* groups"):
+        opt.ascent = Gradient(5.0)
+    with pytest.raises(AttributeError, match=r"alpha lives in the .* groups"):
+        opt.objective = dataclasses.replace(opt.objective, alpha=0.5)
+    for other in (RandomTensors(0.1), "hello", None):
+        with pytest.raises(ValueError, match="the ascent is a Gradient, and stays one"):
+            opt.ascent = other  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="trust"):
+        opt.objective = dataclasses.replace(opt.objective, trust=-1.0)
+    mixed = crsam.SharpnessAware(sgd(model), Gradient(0.1), Weighted(), EveryK(5))
+    with pytest.raises(ValueError, match="EveryK reuses the surrogate gradient"):
+        mixed.objective = Weighted(decoupled=True)
+    assert opt.objective.trust == 0.1  # type: ignore[attr-defined]
+    assert opt.ascent == Gradient(0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_norm", -1.0), ("scope", "foo"), ("warmup", -1), ("seed", 0.5)]
+)
+def test_what_the_constructor_refuses_is_refused_later_too(
+    model: nn.Module, name: str, value: Any
+) -> None:
+    opt = crsam.CRSAM(sgd(model))
+    before = getattr(opt, name)
+    with pytest.raises(ValueError, match=name):
+        setattr(opt, name, value)
+    assert getattr(opt, name) == before
+
+
+def test_steps_past_the_base_optimizer_cannot_be_clipped(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match="decoupled=False"):
+        crsam.WSAM(sgd(model), decoupled=True, max_norm=1.0)
+    decoupled, plain = crsam.WSAM(sgd(model), decoupled=True), crsam.WSAM(sgd(model), max_norm=1.0)
+    with pytest.raises(ValueError, match="decoupled=False"):
+        decoupled.max_norm = 1.0
+    with pytest.raises(ValueError, match="decoupled=False"):
+        plain.objective = Weighted(decoupled=True)
+
+
+def test_a_group_cannot_reuse_what_is_not_kept(model: nn.Module) -> None:
+    groups = [{"params": [model.weight]}, {"params": [model.bias], "reuse": 0.7}]
+    crsam.LookSAM(SGD(copy.deepcopy(groups), lr=0.1), alpha=0.1)
+    with pytest.raises(ValueError, match="cannot reuse what is not kept"):
+        crsam.LookSAM(SGD(groups, lr=0.1), alpha=0)
+
+
+def test_groups_that_are_added_later_are_checked_like_the_first(model: nn.Module) -> None:
+    opt = crsam.SAM(sgd(nn.Linear(2, 2)))
+    with pytest.raises(ValueError, match="maximize=True is not supported"):
+        opt.add_param_group({"params": model.parameters(), "maximize": True})
+    with pytest.raises(ValueError, match="complex parameters"):
+        opt.add_param_group({"params": nn.Parameter(torch.zeros(2, dtype=torch.complex64))})
+    assert len(opt.param_groups) == 1
+    opt.add_param_group({"params": model.parameters()})
+    assert len(opt.param_groups[1]["params"]) == 2
+
+
+def test_a_subclass_may_keep_an_option_of_its_parts(model: nn.Module) -> None:
+    class Mine(crsam.SharpnessAware):
+        def __init__(self, base: SGD, k: int) -> None:
+            super().__init__(base, Gradient(0.1), schedule=EveryK(k))
+            self.k = k
+
+    assert Mine(sgd(model), 3).k == 3
+
+
 def test_another_bound_that_is_set_as_told_is_heard(model: nn.Module) -> None:
     opt = crsam.CRSAM(sgd(model), warmup=0)
 

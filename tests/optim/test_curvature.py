@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -116,6 +117,38 @@ def test_a_difference_within_rounding_is_dropped() -> None:
     bowl.loss = lambda: (1.0 + bowl.w - bowl.w.detach() + 1e-18 * bowl.w**2).sum()  # type: ignore[method-assign]
     _, report = step_on(bowl, rho=0.1)
     assert report["dropped_curvature"] == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "returned"),
+    [
+        (torch.float32, lambda loss: loss),
+        (torch.float32, lambda loss: loss.item()),
+        (torch.float32, lambda loss: loss.double()),
+        (torch.float64, lambda loss: loss.item()),
+        (torch.bfloat16, lambda loss: loss),
+        (torch.float16, lambda loss: loss),
+    ],
+)
+def test_rounding_is_no_curvature_in_whatever_dtype_a_loss_comes(
+    dtype: torch.dtype, returned: Callable[[Tensor], Any]
+) -> None:
+    """A linear loss has none."""
+    kept = 0.0
+    for seed in range(40):
+        torch.manual_seed(seed)
+        w, x = nn.Parameter(torch.randn(50, dtype=dtype)), torch.randn(64, 50, dtype=dtype)
+        opt = crsam.CRSAM(SGD([w], lr=0.0), warmup=0)
+
+        def closure(w: Tensor = w, x: Tensor = x) -> Any:
+            w.grad = None
+            loss = (x @ w).mean() + 10
+            loss.backward()
+            return returned(loss)
+
+        opt.step(closure)
+        kept += 1 - opt.report["dropped_curvature"].item()
+    assert kept == 0
 
 
 def test_floor_is_in_units_of_the_loss() -> None:

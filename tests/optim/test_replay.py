@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.optim import SGD
 
 import crsam
 import problems
+from crsam.optim.functional import Functional
 from crsam.optim.replay import Replay
 
 
@@ -145,3 +147,113 @@ def test_random_states_of_all_passes_start_alike_and_end_after_the_first() -> No
     torch.manual_seed(0)
     torch.rand(3)
     assert torch.equal(following, torch.rand(1))
+
+
+class Centered(nn.Module):
+    """Reads the running mean that it moves."""
+
+    mean: Tensor
+
+    def __init__(self, replaces: bool) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 6).double(), nn.Linear(6, 2).double()
+        self.replaces = replaces
+        self.register_buffer("mean", torch.zeros(6, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x).tanh()
+        with torch.no_grad():
+            if self.replaces:
+                self.mean = self.mean.lerp(h.mean(0), 0.3)
+            else:
+                self.mean.lerp_(h.mean(0), 0.3)
+        return self.outer(h - self.mean)
+
+
+class MomentumEncoder(nn.Module):
+    """As in MoCo: a copy that is not trained follows within the forward pass."""
+
+    def __init__(self, replaces: bool) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(4, 2).double(), nn.Linear(4, 2).double()
+        self.key.requires_grad_(False)
+        self.replaces = replaces
+
+    def forward(self, x: Tensor) -> Tensor:
+        for mine, theirs in zip(self.key.parameters(), self.query.parameters()):
+            new = mine.detach() * 0.7 + theirs.detach() * 0.3
+            if self.replaces:
+                mine.data = new
+            else:
+                mine.copy_(new)
+        return self.query(x) * self.key(x)
+
+
+def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+    return (model(x) - 1).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("make", "functional"),
+    [
+        (lambda: Centered(False), False),
+        (lambda: Centered(False), True),
+        (lambda: Centered(True), False),
+        (lambda: MomentumEncoder(True), False),
+    ],
+)
+def test_passes_start_from_the_buffers_of_the_first(
+    make: Callable[[], nn.Module], functional: bool
+) -> None:
+    """Three passes from the same state, by hand, have the same losses."""
+    torch.manual_seed(0)
+    model, batches = make(), torch.randn(5, 8, 4, dtype=torch.float64)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    opt = crsam.CRSAM(SGD(trained, lr=0.1), warmup=0, rho=0.3, model=model)
+    for x in batches:
+        clones = [copy.deepcopy(model) for _ in range(3)]
+        loss_of(clones[0], x).backward()
+        mine = [p for p in clones[0].parameters() if p.requires_grad]
+        grads = [p.grad for p in mine if p.grad is not None]
+        length = torch.cat([g.flatten() for g in grads]).norm()
+        losses = [loss_of(copy.deepcopy(model), x)]
+        for clone, sign in zip(clones[1:], (1, -1)):
+            with torch.no_grad():
+                for p, g in zip((p for p in clone.parameters() if p.requires_grad), grads):
+                    p.add_(g, alpha=float(sign * 0.3 / length))
+            losses.append(loss_of(clone, x))
+
+        def closure(x: Tensor = x) -> Tensor:
+            opt.zero_grad()
+            loss = loss_of(model, x)
+            loss.backward()
+            return loss
+
+        known = Functional(model, loss_of)
+        known.batch = x
+        opt.step(known if functional else closure)
+        for name, loss in zip(("loss", "loss_plus", "loss_minus"), losses):
+            assert opt.report[name].item() == pytest.approx(loss.item(), rel=1e-12), name
+        left = dict(clones[0].named_buffers()) | {
+            name: p for name, p in clones[0].named_parameters() if not p.requires_grad
+        }
+        for name, value in left.items():
+            torch.testing.assert_close(model.state_dict()[name], value.detach())
+
+
+def test_a_momentum_encoder_that_is_written_in_place_follows_once_a_step() -> None:
+    model = MomentumEncoder(False)
+    x = torch.randn(8, 4, dtype=torch.float64)
+    once = copy.deepcopy(model)
+    once(x)
+    opt = crsam.CRSAM(SGD(model.query.parameters(), lr=0.1), warmup=0, rho=0.3, model=model)
+
+    def closure() -> Tensor:
+        opt.zero_grad()
+        loss = loss_of(model, x)
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    for mine, theirs in zip(model.key.parameters(), once.key.parameters()):
+        torch.testing.assert_close(mine, theirs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -272,3 +273,38 @@ def test_the_parts_of_a_step_draw_different_numbers() -> None:
     assert not torch.equal(first, second)
     assert not torch.equal(first, third)
     assert not torch.equal(second, third)
+
+
+def test_a_checkpoint_holds_nothing_that_no_part_remembers_any_more() -> None:
+    model = problems.conv_net()
+    opt = make(model, every=5)
+    train(model, opt)
+    opt.objective = replace(opt.objective, every=1)  # type: ignore[type-var]
+    opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+    assert opt.param_groups[0]["crsam_step"] == 3
+    train(model, opt, first=3)
+
+
+def test_hooks_of_checkpoints_are_called_as_torch_calls_them() -> None:
+    model = problems.conv_net()
+    for opt in (make(model), SGD(model.parameters(), lr=0.1)):
+        seen: list[str] = []
+
+        def note(name: str, *given: Any, seen: list[str] = seen) -> None:
+            seen.append(name)
+
+        def marked(opt: Any, state: dict[str, Any]) -> dict[str, Any]:
+            return {**state, "mark": 1}
+
+        def unmarked(opt: Any, state: dict[str, Any]) -> None:
+            del state["mark"]
+
+        opt.register_state_dict_pre_hook(partial(note, "before saving"))
+        opt.register_state_dict_post_hook(marked)
+        opt.register_load_state_dict_pre_hook(unmarked)
+        opt.register_load_state_dict_post_hook(partial(note, "after loading"))
+        saved = opt.state_dict()
+        assert saved["mark"] == 1
+        opt.load_state_dict(saved)
+        assert saved["mark"] == 1
+        assert seen == ["before saving", "after loading"]

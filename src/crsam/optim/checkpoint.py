@@ -81,7 +81,8 @@ def completed(
 
     All checkpoints of a method then have the same entries, as distributed ones must.
     """
-    whole = {p: dict(entry) for p, entry in memory.items()}
+    names = {name for part in parts for name in part.memory}
+    whole = {p: {n: entry[n] for n in entry if n in names} for p, entry in memory.items()}
     for p in params:
         entry = whole.setdefault(p, {})
         for part in parts:

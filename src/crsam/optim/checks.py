@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, get_args
 
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import LBFGS, Optimizer
 
@@ -17,7 +17,7 @@ from crsam.optim.ascent import Ascent
 from crsam.optim.checkpoint import COUNTER, PREFIX, marks
 from crsam.optim.closure import Divisible, PerSample
 from crsam.optim.functional import Functional
-from crsam.optim.objective import Objective
+from crsam.optim.objective import Objective, Weighted
 from crsam.optim.parallel import Scope
 from crsam.optim.part import Part, at_least, non_negative, one_of
 from crsam.optim.probe import Closure
@@ -43,10 +43,19 @@ def check_base(base: Any, wrapper: type[Optimizer]) -> None:
         )
     if not any(group["params"] for group in base.param_groups):
         raise ValueError("the base optimizer has no parameters")
-    if any(group.get("maximize") for group in base.param_groups):
-        raise ValueError("maximize=True is not supported: let the closure return the negative loss")
-    if any(p.is_complex() for group in base.param_groups for p in group["params"]):
-        raise ValueError("complex parameters are not supported: use torch.view_as_real")
+    check_groups(base.param_groups)
+
+
+def check_groups(groups: Iterable[Mapping[str, Any]]) -> None:
+    for group in groups:
+        params = group["params"]
+        if group.get("maximize"):
+            raise ValueError(
+                "maximize=True is not supported: let the closure return the negative loss"
+            )
+        for p in [params] if isinstance(params, Tensor) else params:
+            if isinstance(p, Tensor) and p.is_complex():
+                raise ValueError("complex parameters are not supported: use torch.view_as_real")
 
 
 def check_call(method: type[Optimizer], args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
@@ -139,6 +148,14 @@ def check_options(
                 "the base optimizer trains none of the parameters of `model`: is it another model?",
                 stacklevel=4,
             )
+
+
+def check_clipping(objective: Objective, max_norm: float | None) -> None:
+    if max_norm is not None and isinstance(objective, Weighted) and objective.decoupled:
+        raise ValueError(
+            "max_norm bounds what the base optimizer follows, and the decoupled Weighted objective "
+            "moves the weights past it: use decoupled=False"
+        )
 
 
 def check_parts(ascent: Ascent, objective: Objective, schedule: Schedule) -> None:

@@ -67,6 +67,7 @@ class Functional:
         """What the loss function gave beside the loss in the first pass of the last step."""
         self._names = {id(p): name for name, p in model.named_parameters()}
         self._spare: list[dict[str, Tensor]] = [{}, {}]
+        self._begun: dict[str, Tensor] = {}
         self._narrow: dict[int, torch.dtype] = {}
         if autocast is not None:
             self._narrow = {
@@ -121,17 +122,25 @@ class Functional:
         if counters:
             torch._foreach_add_(counters, 1)
 
+    def own_buffers(self) -> dict[str, Tensor]:
+        """For the first pass, which moves them, as any forward pass does."""
+        own = self.buffers()
+        read = {name: own[name] for name in own if name not in self._only_written()}
+        if read.keys() != self._begun.keys():
+            self._begun = {name: buffer.clone() for name, buffer in read.items()}
+        tn.copy_(list(self._begun.values()), list(read.values()))
+        return own
+
     def spare_buffers(self, side: int) -> dict[str, Tensor]:
-        """Copies for a pass that must not move the model's own; one set for each `side` of ``w``.
+        """For a later pass, one set for each `side` of ``w``: copies, as they were at first.
 
         What batch norm keeps is only written while it trains: there the copies need no values.
         """
-        own = self.buffers()
-        if own.keys() != self._spare[side].keys():
-            self._spare[side] = {name: buffer.clone() for name, buffer in own.items()}
-        read = [name for name in own if name not in self._only_written()]
-        tn.copy_([self._spare[side][name] for name in read], [own[name] for name in read])
-        return self._spare[side]
+        own, spare = self.buffers(), self._spare[side]
+        if own.keys() != spare.keys():
+            spare = self._spare[side] = {name: buffer.clone() for name, buffer in own.items()}
+        tn.copy_([spare[name] for name in self._begun], list(self._begun.values()))
+        return spare
 
     def _only_written(self) -> set[str]:
         return {

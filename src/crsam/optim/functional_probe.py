@@ -19,7 +19,7 @@ from crsam.optim.closure import Selection
 from crsam.optim.functional import Functional
 from crsam.optim.moved import cast, moved
 from crsam.optim.parallel import Parallel
-from crsam.optim.probe import Evaluation, Offset, as_scalar
+from crsam.optim.probe import Evaluation, Offset, as_scalar, rounding
 from crsam.optim.ranks import Ranks
 from crsam.optim.replay import Replay
 from crsam.optim.ways import chosen_out_of
@@ -52,7 +52,6 @@ class FunctionalProbe:
         self.seen: set[int] = set()
         self.sparse_dims: dict[int, int] = {}
         self._first = True
-        self._buffers = closure.buffers()
         self._dtypes = closure.dtypes(self.params)
         self._own_dtypes = tuple(p.dtype for p in self.params)
 
@@ -99,14 +98,14 @@ class FunctionalProbe:
         return found[0], found[1]
 
     def _at(self, weights: Tensors, side: int = 0) -> Evaluation:
-        # The first pass moves the buffers, as any forward pass does; the others move copies.
-        buffers = self._buffers if self._first else self.closure.spare_buffers(side)
+        closure = self.closure
+        buffers = closure.own_buffers() if self._first else closure.spare_buffers(side)
         with self.replay.one_pass() if self.replay is not None else nullcontext():
             loss, extra, grads = self.closure.at(self.params, weights, buffers)
         if self._first:
             self._first, self.closure.extra = False, extra
             self.closure.count()
-        return Evaluation(as_scalar(loss), self._dense(grads))
+        return Evaluation(as_scalar(loss), self._dense(grads), rounding=rounding(loss))
 
     def _one_of_both(self, weights: Tensors, side: int = 0) -> Evaluation:
         evaluation = self._at(weights, side)

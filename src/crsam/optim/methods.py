@@ -57,17 +57,14 @@ class Method(SharpnessAware):
             check_call(cls, args, options)
         return super().__new__(cls)
 
-    @classmethod
-    def _is_ours(cls) -> bool:
-        """Whether it is made as told here, and not by a subclass, which has its own ways."""
-        made_by = next(each for each in cls.__mro__ if "__init__" in vars(each))
-        return made_by.__module__ == __name__
-
     def _instead(self, name: str, value: Any) -> str | None:
         if instead := super()._instead(name, value):
             return instead
         if name not in vars(self) and self._is_ours() and name in arguments(type(self)):
-            return f"{name} is told to {type(self).__name__} when it is made, not later"
+            return (
+                f"{name} is read when a {type(self).__name__} is made: what became of it is in the "
+                "parameter groups, in opt.ascent, opt.objective, opt.schedule or opt.follow"
+            )
         return None
 
     if not TYPE_CHECKING:  # to which every name would be one of ours

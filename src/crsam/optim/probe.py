@@ -36,6 +36,8 @@ class Evaluation(NamedTuple):
     """Of each sample, where the closure is a `PerSample`."""
     norms: Tensor | None = None
     """Of each gradient, where they are known already."""
+    rounding: float = 0.0
+    """Relative, of the dtype in which the loss came; 0: it came as a number of Python's."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ class ClosureProbe:
         quiet = self.parallel.quiet() if self.parallel.climbs_alone else nullcontext()
         with self._moved(offset, last), self.replay.one_pass(), quiet, torch.enable_grad():
             loss, losses = self._backward()
-        return Evaluation(as_scalar(loss), self._collect(copy=not last), losses)
+        grads = self._collect(copy=not last)
+        return Evaluation(as_scalar(loss), grads, losses, rounding=rounding(loss))
 
     def _backward(self) -> tuple[Tensor | float, Tensor | None]:
         if not isinstance(self.closure, Divisible):
@@ -252,3 +255,10 @@ def as_scalar(loss: Tensor | float | None) -> Tensor:
     loss = _sharded.full(loss)
     # A copy: a closure may return the same accumulator in every pass.
     return loss.detach().reshape(()).to(tn.wide_dtype([loss]), copy=True)
+
+
+def rounding(loss: Tensor | float) -> float:
+    """The relative rounding error of what a closure returned, as far as its dtype tells."""
+    if not isinstance(loss, Tensor) or not loss.is_floating_point():
+        return 0.0
+    return torch.finfo(loss.dtype).eps

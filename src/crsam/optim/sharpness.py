@@ -15,6 +15,7 @@ from crsam.optim.ascent import Ascent
 from crsam.optim.checkpoint import COUNTER, LR_MAX, PREFIX, only_makes_state
 from crsam.optim.checks import (
     check_base,
+    check_clipping,
     check_options,
     check_parts,
     check_unknown,
@@ -101,6 +102,7 @@ class SharpnessAware(Wrapper):
         check_unknown(type(self), base, unknown)
         check_parts(ascent, objective, schedule)
         check_options(base, warmup, seed, scope, max_norm, model)
+        check_clipping(objective, max_norm)
 
         self.warmup, self.max_norm = warmup, max_norm
         self.model, self.seed = model, seed
@@ -110,6 +112,15 @@ class SharpnessAware(Wrapper):
         self._values: Callable[[dict[str, Any], str], Tensor] | None = None
         self._generators: Generators | None = None
         super().__init__(base, ascent, objective, schedule, follow)
+
+    def _check_attribute(self, name: str, value: Any) -> None:
+        super()._check_attribute(name, value)
+        if name in ("warmup", "seed", "scope", "max_norm", "objective"):
+            new = {**vars(self), name: value}
+            check_options(
+                self.base, new["warmup"], new["seed"], new["scope"], new["max_norm"], None
+            )
+            check_clipping(new["objective"], new["max_norm"])
 
     @torch.no_grad()
     def step(  # type: ignore[override]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,10 +12,13 @@ from torch.optim import Optimizer
 
 from crsam.optim.ascent import Ascent
 from crsam.optim.checkpoint import COUNTER, LR_MAX, PREFIX, completed, forget, merged, parted
-from crsam.optim.checks import check_method, check_state
+from crsam.optim.checks import check_groups, check_method, check_parts, check_state
 from crsam.optim.objective import Objective
+from crsam.optim.part import Part
 from crsam.optim.radius import FollowLearningRate
 from crsam.optim.schedule import Schedule
+
+KINDS = ("ascent", "objective", "schedule")
 
 
 class Wrapper(Optimizer):
@@ -59,8 +62,10 @@ class Wrapper(Optimizer):
     if not TYPE_CHECKING:  # to which any name could then be given a value
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if "_keys" in self.__dict__ and (instead := self._instead(name, value)):
-                raise AttributeError(instead)
+            if "_keys" in self.__dict__:
+                if instead := self._instead(name, value):
+                    raise AttributeError(instead)
+                self._check_attribute(name, value)
             super().__setattr__(name, value)
 
     def _instead(self, name: str, value: Any) -> str | None:
@@ -70,13 +75,33 @@ class Wrapper(Optimizer):
                 f"{name} lives in the parameter groups: "
                 f"for group in opt.param_groups: group[{self._keys[name]!r}] = {value!r}"
             )
-        for kind in ("ascent", "objective", "schedule"):
-            if any(field.name == name for field in fields(getattr(self, kind))):
-                return (
-                    f"{name} belongs to the {kind}: "
-                    f"opt.{kind} = dataclasses.replace(opt.{kind}, {name}={value!r})"
+        if name in KINDS and type(value) is type(getattr(self, name)):
+            for key in value.hyper:
+                if getattr(value, key) != getattr(getattr(self, name), key):
+                    return self._instead(key, getattr(value, key))
+        if not self._is_ours() or hasattr(type(self), name):
+            return None
+        kinds = [kind for kind in KINDS if name in _options(getattr(self, kind))]
+        if not kinds:
+            return None
+        put = "; ".join(f"opt.{k} = dataclasses.replace(opt.{k}, {name}={value!r})" for k in kinds)
+        return f"{name} belongs to the {' and the '.join(kinds)}: {put}"
+
+    def _check_attribute(self, name: str, value: Any) -> None:
+        if name in KINDS:
+            old = type(getattr(self, name))
+            if type(value) is not old:
+                raise ValueError(
+                    f"the {name} is a {old.__name__}, and stays one: for another method, wrap the "
+                    "base optimizer anew"
                 )
-        return None
+            check_parts(*(value if kind == name else getattr(self, kind) for kind in KINDS))
+
+    @classmethod
+    def _is_ours(cls) -> bool:
+        """Whether it is made as told here, and not by a subclass, which has its own ways."""
+        made_by = next(each for each in cls.__mro__ if "__init__" in vars(each))
+        return made_by.__module__.startswith("crsam.")
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -100,6 +125,9 @@ class Wrapper(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group to the base optimizer, with this method's hyper-parameters filled in."""
+        if isinstance(param_group["params"], Iterator):  # it can be looked at but once
+            param_group["params"] = list(param_group["params"])
+        check_groups([param_group])
         self._check_group(param_group)
         self.base.add_param_group(param_group)
         group, first = self.param_groups[-1], self.param_groups[0]
@@ -118,9 +146,14 @@ class Wrapper(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The base optimizer's state dict, with the method's state beside the base's."""
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
         has_any = bool(self._memory or self.state or self.param_groups[0][COUNTER])
         memory = completed(self._memory, self._trained_params(), self._parts) if has_any else {}
-        return merged(self.base.state_dict(), self._all_params(), memory)
+        found = merged(self.base.state_dict(), self._all_params(), memory)
+        for after in self._optimizer_state_dict_post_hooks.values():
+            found = after(self, found) or found
+        return found
 
     def _make_state(self) -> Tensor:
         """What a first step would make, as ``torch.distributed.checkpoint`` wants to see it."""
@@ -128,7 +161,7 @@ class Wrapper(Optimizer):
         self._memory = completed(self._memory, self._trained_params(), self._parts)
         return torch.zeros(())
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes up a checkpoint of this method, or of the plain base optimizer.
 
         What the latter lacks, such as the hyper-parameters of ours, stays as it is here. To go on
@@ -137,10 +170,13 @@ class Wrapper(Optimizer):
         Raises:
             ValueError: For what is neither of the two; nothing has been changed.
         """
+        state_dict = dict(state_dict)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
         check_state(state_dict)
         names = {name for part in self._parts for name in part.memory}
         check_method(type(self).__name__, state_dict, self.base, names)
-        before = [dict(group) for group in self.param_groups]
+        groups = [dict(group) for group in self.param_groups]
         theirs, ours = parted(state_dict, names)
         self.base.load_state_dict(theirs)
         self._memory = {
@@ -148,14 +184,20 @@ class Wrapper(Optimizer):
             for p, entry in zip(self._all_params(), ours, strict=True)
             if entry
         }
-        for group, old in zip(self.param_groups, before, strict=True):
+        for group, old in zip(self.param_groups, groups, strict=True):
             for key in (COUNTER, LR_MAX, *self._hyper, *self._numbers):
                 if key in old:
                     group.setdefault(key, old[key])
         self.report = {}
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     def _all_params(self) -> list[nn.Parameter]:
         return [p for group in self.param_groups for p in group["params"]]
 
     def _trained_params(self) -> list[nn.Parameter]:
         return [p for p in self._all_params() if p.requires_grad]
+
+
+def _options(part: Part) -> set[str]:
+    return {field.name for field in fields(part)} if is_dataclass(part) else set()

@@ -49,8 +49,9 @@ class Curvature(Objective):
             of that length, drawn at every step (the expectation in the paper's $R_c$), while $g_+$
             stays the worst case; the direction is oriented so that $d_1 \ge 0$.
         floor: How large a difference must be to count as positive, in units of the loss. None: 8
-            times the rounding error of the loss's dtype. Where the net computes in fewer bits than
-            its loss has, say so here: 1e-3 for bfloat16, 1e-4 for float16 and TF32.
+            times the rounding error of the loss's dtype, or of the weights' where that has fewer
+            bits, but no fewer than float32. Where the net computes in fewer bits than these, say so
+            here: 1e-3 for bfloat16, 1e-4 for float16 and TF32.
         every: Steps from one look at the curvature to the next; 1: all.
     """
 
@@ -113,7 +114,10 @@ class Curvature(Objective):
         minus_two: Tensor | float = -2.0
         minus_one: Tensor | float = -1.0
         if self.form == "log":
-            floor = 8 * torch.finfo(loss.dtype).eps if self.floor is None else self.floor
+            floor = self.floor
+            if floor is None:  # a loss may come in more bits than it was computed in
+                computed = torch.finfo(tn.wide_dtype(step.params)).eps
+                floor = 8 * max(center.rounding, computed)
             minus_two, minus_one, dropped_2, dropped_1 = _guarded(d_1, d_2, loss, floor).unbind()
             step.report |= {"dropped_curvature": dropped_2, "dropped_slope": dropped_1}
         regularizer = _weighed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -46,6 +46,13 @@ class EveryK(Schedule):
                 "with the plain gradient: use Weighted(decoupled=False)"
             )
         return None
+
+    def check(self, name: str, value: Any) -> None:
+        super().check(name, value)
+        if name == "reuse" and value and not self.reuse:
+            raise ValueError(
+                "a group cannot reuse what is not kept: let the method's own be above 0"
+            )
 
     @property
     def reuses(self) -> bool:
