@@ -151,6 +151,41 @@ def test_rounding_is_no_curvature_in_whatever_dtype_a_loss_comes(
     assert kept == 0
 
 
+@pytest.mark.parametrize("num", [1, 4])
+def test_nor_is_it_where_the_batch_is_cut(num: int) -> None:
+    kept = 0.0
+    for seed in range(20):
+        torch.manual_seed(seed)
+        w, x = nn.Parameter(torch.randn(50).bfloat16()), torch.randn(64, 50).bfloat16()
+        opt = crsam.CRSAM(SGD([w], lr=0.0), warmup=0)
+        micro = crsam.MicroBatches(lambda x, w=w: (x @ w).mean() + 10, list(x.chunk(num)))
+        samples = crsam.PerSample(lambda part, w=w, x=x: x[part] @ w + 10, len(x))
+        for closure in (micro, samples):
+            opt.zero_grad()
+            opt.step(closure)
+            kept += 1 - opt.report["dropped_curvature"].item()
+    assert kept == 0
+
+
+def test_weights_of_many_bits_among_others_do_not_lift_the_guard() -> None:
+    kept = 0.0
+    for seed in range(40):
+        torch.manual_seed(seed)
+        w, b = nn.Parameter(torch.randn(50)), nn.Parameter(torch.zeros((), dtype=torch.float64))
+        x = torch.randn(64, 50)
+        opt = crsam.CRSAM(SGD([w, b], lr=0.0), warmup=0)
+
+        def closure(w: Tensor = w, b: Tensor = b, x: Tensor = x) -> float:
+            w.grad = b.grad = None
+            loss = (x @ w).mean() + 10 + b.float()
+            loss.backward()
+            return loss.item()
+
+        opt.step(closure)
+        kept += 1 - opt.report["dropped_curvature"].item()
+    assert kept == 0
+
+
 def test_floor_is_in_units_of_the_loss() -> None:
     # d2/L0 = 0.02/1
     assert step_on(Bowl(), rho=0.1, floor=0.019)[1]["dropped_curvature"] == 0

@@ -170,6 +170,44 @@ class Centered(nn.Module):
         return self.outer(h - self.mean)
 
 
+class Renorm(nn.BatchNorm1d):
+    """Batch renormalisation: a batch norm that reads the statistics that it moves."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, std = x.mean(0), x.std(0)
+        assert self.running_mean is not None
+        shifted = (x - mean) / std + (mean.detach() - self.running_mean)
+        with torch.no_grad():
+            self.running_mean.lerp_(mean, 0.3)
+        return shifted
+
+
+def renormalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), Renorm(3, affine=False), nn.Linear(3, 2)).double()
+
+
+class Lazy(nn.Module):
+    """Makes its buffer in the first pass that does not find it, or drops it again."""
+
+    def __init__(self, drops: bool, registered: bool) -> None:
+        super().__init__()
+        self.layer, self.drops = nn.Linear(4, 2).double(), drops
+        if registered:
+            self.register_buffer("seen", torch.ones(2, dtype=torch.float64) if drops else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.layer(x)
+        seen = getattr(self, "seen", None)
+        if seen is None:
+            if "seen" not in self._buffers:
+                self.register_buffer("seen", None)
+            self.seen = out.detach().mean(0)
+            return out
+        if self.drops:
+            self.seen = None
+        return out - seen
+
+
 class MomentumEncoder(nn.Module):
     """As in MoCo: a copy that is not trained follows within the forward pass."""
 
@@ -200,6 +238,11 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
         (lambda: Centered(False), True),
         (lambda: Centered(True), False),
         (lambda: MomentumEncoder(True), False),
+        (renormalised, False),
+        (renormalised, True),
+        (lambda: Lazy(False, True), False),
+        (lambda: Lazy(False, False), False),
+        (lambda: Lazy(True, True), False),
     ],
 )
 def test_passes_start_from_the_buffers_of_the_first(
@@ -257,3 +300,62 @@ def test_a_momentum_encoder_that_is_written_in_place_follows_once_a_step() -> No
     opt.step(closure)
     for mine, theirs in zip(model.key.parameters(), once.key.parameters()):
         torch.testing.assert_close(mine, theirs)
+
+
+def odd_parameters() -> dict[str, nn.Parameter]:
+    dense = torch.eye(3)
+    with torch.inference_mode():
+        made = torch.ones(3)
+    odd = {
+        "meta": torch.ones(3, device="meta"),
+        "sparse": dense.to_sparse(),
+        "nested": torch.nested.nested_tensor([torch.ones(2)] * 2, layout=torch.jagged),
+        "inference": made,
+    }
+    return {name: nn.Parameter(tensor, requires_grad=False) for name, tensor in odd.items()}
+
+
+@pytest.mark.parametrize("name", odd_parameters())
+def test_frozen_parameters_of_any_kind_are_left_alone(name: str) -> None:
+    model = nn.Linear(4, 2).double()
+    model.odd = odd_parameters()[name]
+    opt = crsam.CRSAM(SGD([model.weight, model.bias], lr=0.1), warmup=0, model=model)
+    x = torch.randn(8, 4, dtype=torch.float64)
+
+    def closure() -> Tensor:
+        opt.zero_grad()
+        loss = loss_of(model, x)
+        loss.backward()
+        return loss
+
+    before = closure()
+    for _ in range(3):
+        opt.step(closure)
+    assert closure() < before
+
+
+def test_what_never_moves_is_copied_in_the_first_step_alone() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), Counting(), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    model.register_buffer("table", torch.zeros(5))
+    model[0].requires_grad_(False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for step in range(2):
+        replay = Replay(trained, model)
+        with replay.one_pass():
+            model(torch.randn(8, 4))
+            kept = [b.name for b in replay.before]
+            held = [p.first is not None for p in replay.frozen]
+        assert ("table" in kept, any(held)) == (step == 0, step == 0)
+        assert {b.name for b in replay.restarted} == {"moved", "replaced"}
+        assert not replay.before
+
+
+def test_a_momentum_encoder_is_put_back_where_a_scaler_skips_the_step() -> None:
+    model = MomentumEncoder(True)
+    replay = Replay(list(model.query.parameters()), model, undoes=True)
+    before = [p.clone() for p in model.key.parameters()]
+    with replay.one_pass():
+        model(torch.randn(8, 4, dtype=torch.float64))
+    assert not torch.equal(model.key.weight, before[0])
+    replay.undo()
+    assert all(map(torch.equal, model.key.parameters(), before))

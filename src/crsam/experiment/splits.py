@@ -45,7 +45,7 @@ def build_data(recipe: Recipe, device: torch.device) -> Splits:
     as_it_is = replace(chosen, root=root, validation=0.0, test_share=0.0, label_noise=0.0)
     everything = loaded(as_it_is, windows)
     train, validation, test = everything.train, None, everything.test
-    if chosen.test_share:  # others than a run without it holds out to choose by
+    if chosen.test_share:  # drawn apart from what a run without it holds out to choose by
         train, test = data.split(train, chosen.test_share, derive(0, "test images"))
         _check_split("test_share", chosen.test_share, train, test, "test on")
     if chosen.validation:

@@ -17,7 +17,7 @@ from crsam.optim.ascent import Ascent
 from crsam.optim.checkpoint import COUNTER, PREFIX, marks
 from crsam.optim.closure import Divisible, PerSample
 from crsam.optim.functional import Functional
-from crsam.optim.objective import Objective, Weighted
+from crsam.optim.objective import Objective
 from crsam.optim.parallel import Scope
 from crsam.optim.part import Part, at_least, non_negative, one_of
 from crsam.optim.probe import Closure
@@ -54,6 +54,7 @@ def check_groups(groups: Iterable[Mapping[str, Any]]) -> None:
                 "maximize=True is not supported: let the closure return the negative loss"
             )
         for p in [params] if isinstance(params, Tensor) else params:
+            p = p[1] if isinstance(p, tuple) else p  # with its name
             if isinstance(p, Tensor) and p.is_complex():
                 raise ValueError("complex parameters are not supported: use torch.view_as_real")
 
@@ -92,8 +93,9 @@ def check_unknown(method: type[Optimizer], base: Optimizer, options: Iterable[st
     raise TypeError(f"{unknown(f'option of {method.__name__}', name, known)}{hint}")
 
 
-def check_state(state_dict: Mapping[str, Any]) -> None:
-    if "state" not in state_dict or "param_groups" not in state_dict:
+def check_state(state_dict: Any) -> None:
+    is_one = isinstance(state_dict, Mapping) and {"state", "param_groups"} <= state_dict.keys()
+    if not is_one:
         raise ValueError("this is not the state_dict() of an optimizer: it has no 'state'")
     if any("old_p" in entry for entry in state_dict["state"].values()):
         raise ValueError(
@@ -148,14 +150,6 @@ def check_options(
                 "the base optimizer trains none of the parameters of `model`: is it another model?",
                 stacklevel=4,
             )
-
-
-def check_clipping(objective: Objective, max_norm: float | None) -> None:
-    if max_norm is not None and isinstance(objective, Weighted) and objective.decoupled:
-        raise ValueError(
-            "max_norm bounds what the base optimizer follows, and the decoupled Weighted objective "
-            "moves the weights past it: use decoupled=False"
-        )
 
 
 def check_parts(ascent: Ascent, objective: Objective, schedule: Schedule) -> None:

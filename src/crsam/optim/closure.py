@@ -33,6 +33,9 @@ class Selection(NamedTuple):
 class Divisible(ABC):
     """A closure over a batch that can be cut into micro-batches."""
 
+    rounding: float = 0.0
+    """Relative, of the dtype of the losses that were last backpropagated."""
+
     @abstractmethod
     def pieces(self) -> list[tuple[float, Divisible]]:
         """The micro-batches, each a closure of its own, with their weights, which sum to 1."""
@@ -127,6 +130,7 @@ class PerSample(Divisible):
                 scale(self._weighed(losses, weights)).backward()  # type: ignore[no-untyped-call]
             wide = torch.promote_types(losses.dtype, torch.float32)
             found.append(losses.detach().to(wide, copy=True))
+            self.rounding = torch.finfo(losses.dtype).eps
         loss = [self._weighed(losses, w) for losses, (_, w) in zip(found, micro_batches)]
         return torch.stack(loss).sum(), torch.cat(found)
 
@@ -227,6 +231,7 @@ class MicroBatches(Divisible):
                 scale(loss * weight).backward()  # type: ignore[no-untyped-call]
             wide = torch.promote_types(loss.dtype, torch.float32)
             found.append(loss.detach().to(wide).reshape(()) * weight)
+            self.rounding = torch.finfo(loss.dtype).eps
         return torch.stack(found).sum(), None
 
     def pieces(self) -> list[tuple[float, Divisible]]:

@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from crsam import _tensors as tn
 from crsam._stateless import everywhere
+from crsam.optim.replay import is_torchs_norm
 from crsam.optim.ways import Way
 
 LossFunction = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]
@@ -68,6 +69,7 @@ class Functional:
         self._names = {id(p): name for name, p in model.named_parameters()}
         self._spare: list[dict[str, Tensor]] = [{}, {}]
         self._begun: dict[str, Tensor] = {}
+        self._read: list[str] = []
         self._narrow: dict[int, torch.dtype] = {}
         if autocast is not None:
             self._narrow = {
@@ -124,11 +126,13 @@ class Functional:
 
     def own_buffers(self) -> dict[str, Tensor]:
         """For the first pass, which moves them, as any forward pass does."""
-        own = self.buffers()
-        read = {name: own[name] for name in own if name not in self._only_written()}
-        if read.keys() != self._begun.keys():
-            self._begun = {name: buffer.clone() for name, buffer in read.items()}
-        tn.copy_(list(self._begun.values()), list(read.values()))
+        own, written = self.buffers(), self._only_written()
+        self._read = [name for name in own if name not in written]
+        for name in self._read:
+            begun, now = self._begun.get(name), own[name]
+            if begun is None or (begun.shape, begun.dtype) != (now.shape, now.dtype):
+                self._begun[name] = now.clone()
+        tn.copy_([self._begun[name] for name in self._read], [own[name] for name in self._read])
         return own
 
     def spare_buffers(self, side: int) -> dict[str, Tensor]:
@@ -139,14 +143,14 @@ class Functional:
         own, spare = self.buffers(), self._spare[side]
         if own.keys() != spare.keys():
             spare = self._spare[side] = {name: buffer.clone() for name, buffer in own.items()}
-        tn.copy_([spare[name] for name in self._begun], list(self._begun.values()))
+        tn.copy_([spare[name] for name in self._read], [self._begun[name] for name in self._read])
         return spare
 
     def _only_written(self) -> set[str]:
         return {
             f"{name}{'.' * bool(name)}{kept}"
             for name, module in self.model.named_modules()
-            if isinstance(module, _BatchNorm) and module.training
+            if is_torchs_norm(module) and module.training
             for kept, _ in module.named_buffers(recurse=False)
         }
 

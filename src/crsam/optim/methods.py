@@ -253,7 +253,7 @@ class FriendlySAM(Method):
 class WSAM(Method):
     """Weighted SAM (Yue et al., 2023): sharpness as a weighted regulariser. 2 passes.
 
-    See `Weighted`.
+    See `Weighted`. `max_norm` bounds what the base follows, which the decoupled part is not.
     """
 
     def __init__(

@@ -134,7 +134,8 @@ class ClosureProbe:
         with self._moved(offset, last), self.replay.one_pass(), quiet, torch.enable_grad():
             loss, losses = self._backward()
         grads = self._collect(copy=not last)
-        return Evaluation(as_scalar(loss), grads, losses, rounding=rounding(loss))
+        eps = self.closure.rounding if isinstance(self.closure, Divisible) else rounding(loss)
+        return Evaluation(as_scalar(loss), grads, losses, rounding=eps)
 
     def _backward(self) -> tuple[Tensor | float, Tensor | None]:
         if not isinstance(self.closure, Divisible):

@@ -4,44 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from crsam import _tensors as tn
-from crsam._tensors import Tensors
+
+_moving: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
+"""Of each module that was looked at, the buffers and untrained parameters that passes move."""
 
 
-def _only_writes(module: nn.Module) -> bool:
-    """Whether a pass does not read the buffers that it moves."""
-    return isinstance(module, _BatchNorm) and module.training
+class _Buffer(NamedTuple):
+    """One that a module has, or had; None where there is nothing in its place."""
 
-
-class _Frozen:
-    """A parameter that is not trained, as the first pass found it and as it left it."""
-
-    def __init__(self, p: Tensor) -> None:
-        self.p, self.first, self.version = p, p.data, p._version
-        self.left = self.value = self.first
-
-    def has_moved(self) -> bool:
-        now = self.p.data
-        # What spreads weights over processes, or packs them, has ways of its own.
-        if type(now) is not Tensor or now.shape != self.first.shape:
-            return False
-        if self.p._version == self.version and now.is_set_to(self.first):
-            return False
-        self.left, self.value = now, now.clone()
-        return True
-
-    def restart(self) -> None:
-        if self.p._version == self.version:  # others are put into its place, not written into it
-            self.p.data = self.first
-
-    def put_back(self) -> None:
-        self.p.data = self.left
-        self.left.copy_(self.value)
+    module: nn.Module
+    name: str
+    tensor: Tensor | None
+    value: Tensor | None
 
 
 class Replay:
@@ -55,9 +38,12 @@ class Replay:
     momentum, and any other running buffer) start each later pass as they started the first, and
     are put back after it as that one left them. A module counts as moved if a version counter of
     its buffers says so, or if it keeps running statistics at all: torch's batch norm writes them
-    past the counter. So it is with parameters that are not trained, such as a momentum encoder's,
-    but that those which are written in place start later passes as the first one left them: to keep
-    them, all that is frozen would have to be copied.
+    past the counter. So that not all buffers are copied at every step, those that the first step
+    did not move are not, until they are seen to move.
+
+    Parameters of `model` that are not trained, such as a momentum encoder's, move once a step too.
+    Those that are replaced (``p.data = …``) start later passes as they started the first; those
+    that are written in place start them as the first one left them.
 
     Gradients of parameters of `model` that another optimizer trains are the first pass's too.
 
@@ -69,12 +55,13 @@ class Replay:
     ) -> None:
         self.model = model
         self.undoes = undoes
-        self.before: list[tuple[nn.Module, str, Tensor, Tensor]] = []
+        self.before: list[_Buffer] = []
+        self.restarted: list[_Buffer] = []
+        self.after: list[_Buffer] = []
+        self.began: dict[int, set[str]] = {}
         self.frozen: list[_Frozen] = []
         self.devices = sorted({p.device for p in params if p.device.type != "cpu"}, key=str)
         self.start: list[Tensor] | None = None
-        self.moved: list[tuple[nn.Module, str, Tensor]] = []
-        self.values: Tensors = []
         own = {id(p) for p in params}
         all_params = model.parameters() if model is not None else iter(())
         self.others = [p for p in all_params if id(p) not in own]
@@ -84,38 +71,24 @@ class Replay:
     def one_pass(self) -> Iterator[None]:
         if self.start is None:
             self.start = self._random_states()
-            self.before = [
-                (m, name, b, b.clone())
-                for m in self._modules()
-                if self.undoes or not _only_writes(m)
-                for name, b in m.named_buffers(recurse=False)
-            ]
-            before = {id(b): b._version for m in self._modules() for b in m.buffers(False)}
-            frozen = [_Frozen(p) for p in self.others if not p.requires_grad]
+            versions = self._begin()
             yield
-            for module in self._modules():
-                if any(
-                    name.startswith("running_") or before.get(id(b)) != b._version
-                    for name, b in module.named_buffers(recurse=False)
-                ):
-                    self.moved += [(module, n, b) for n, b in module.named_buffers(recurse=False)]
-            self.values = tn.clone([b for _, _, b in self.moved])
-            self.frozen = [p for p in frozen if p.has_moved()]
+            self._look_back(versions)
             self.other_grads = [p.grad if p.grad is None else p.grad.clone() for p in self.others]
             return
         after = self._random_states()
         self._set_random_states(self.start)
-        moved = {(id(module), name) for module, name, _ in self.moved}
-        self._put_back([each for each in self.before if (id(each[0]), each[1]) in moved])
+        for module, name, *_ in self.after:
+            if name not in self.began[id(module)]:  # it is made by a pass that does not find it
+                module._buffers.pop(name, None)
+        _put_back(self.restarted)
         for p in self.frozen:
             p.restart()
         try:
             yield
         finally:
             self._set_random_states(after)
-            for module, name, buffer in self.moved:
-                module._buffers[name] = buffer
-            tn.copy_([b for _, _, b in self.moved], self.values)
+            _put_back(self.after)
             for p in self.frozen:
                 p.put_back()
             for other, grad in zip(self.others, self.other_grads, strict=True):
@@ -124,15 +97,55 @@ class Replay:
                 else:
                     other.grad.copy_(grad)
 
-    def undo(self) -> None:
-        """Puts the buffers back as they were before the first pass."""
-        self._put_back(self.before)
+    def _begin(self) -> dict[int, tuple[Tensor, int]]:
+        """Keeps what the first pass may move; all buffers, with their versions."""
+        others = {id(p) for p in self.others}
+        versions: dict[int, tuple[Tensor, int]] = {}
+        for module in self._modules():
+            known = _moving.get(module)  # None: it has not been looked at
+            reads = not is_torchs_norm(module)
+            for name, b in module._buffers.items():
+                if b is not None:
+                    versions[id(b)] = b, _version(b)
+                if self.undoes or (reads and (known is None or name in known)):
+                    self.before.append(_Buffer(module, name, b, None if b is None else b.clone()))
+            self.began[id(module)] = set(module._buffers)
+            for name, p in module._parameters.items():
+                if p is not None and not p.requires_grad and id(p) in others and _is_plain(p):
+                    holds = known is None or name in known
+                    self.frozen.append(_Frozen(module, name, p, holds))
+        return versions
 
-    @staticmethod
-    def _put_back(buffers: Sequence[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
-        for module, name, buffer, _ in buffers:
-            module._buffers[name] = buffer
-        tn.copy_([b for _, _, b, _ in buffers], [value for *_, value in buffers])
+    def _look_back(self, versions: dict[int, tuple[Tensor, int]]) -> None:
+        """Keeps what the first pass has moved, as it left it."""
+        kept = {(id(b.module), b.name): id(b.tensor) for b in self.before}
+        self.frozen = [p for p in self.frozen if p.has_moved()]
+        for module in self._modules():
+            names = {
+                name
+                for name, b in module._buffers.items()
+                if name.startswith("running_")
+                or kept.get((id(module), name), id(b)) != id(b)
+                or (b is not None and versions.get(id(b), (b, -2))[1] != _version(b))
+            }
+            if names:
+                self.after += [
+                    _Buffer(module, name, b, None if b is None else b.clone())
+                    for name, b in module._buffers.items()
+                ]
+            _moving.setdefault(module, set()).update(names)
+        for p in self.frozen:
+            _moving[p.module].add(p.name)
+        moved = {(id(b.module), b.name) for b in self.after}
+        self.restarted = [b for b in self.before if (id(b.module), b.name) in moved]
+        if not self.undoes:
+            self.before = []
+
+    def undo(self) -> None:
+        """Puts the buffers, and parameters that were replaced, back as they were at first."""
+        _put_back(self.before)
+        for p in self.frozen:
+            p.restart()
 
     def rewind(self) -> None:
         """Puts the generators back as they were before the first pass."""
@@ -152,3 +165,54 @@ class Replay:
         torch.set_rng_state(states[0])
         for device, state in zip(self.devices, states[1:], strict=True):
             torch.get_device_module(device).set_rng_state(state, device)
+
+
+class _Frozen:
+    """A parameter that is not trained, as the first pass found it and as it left it."""
+
+    def __init__(self, module: nn.Module, name: str, p: Tensor, holds: bool) -> None:
+        self.module, self.name, self.p = module, name, p
+        self.version, self.place, self.shape = p._version, p.data_ptr(), p.shape
+        self.first = p.data if holds else None
+        self.left, self.value = p, p
+
+    def has_moved(self) -> bool:
+        p = self.p
+        if p.shape != self.shape or (p._version, p.data_ptr()) == (self.version, self.place):
+            return False
+        self.left, self.value = p.data, p.detach().clone()
+        return True
+
+    def restart(self) -> None:
+        if self.first is not None and self.p._version == self.version:  # not written into
+            self.p.data = self.first
+
+    def put_back(self) -> None:
+        self.p.data = self.left
+        self.left.copy_(self.value)
+
+
+def is_torchs_norm(module: nn.Module) -> bool:
+    """Whether a pass reads its buffers or moves them, but never both."""
+    return isinstance(module, _BatchNorm | _InstanceNorm) and type(module).forward in _FORWARDS
+
+
+_FORWARDS = (_BatchNorm.forward, SyncBatchNorm.forward, _InstanceNorm.forward)
+
+
+def _is_plain(p: Tensor) -> bool:
+    """Whether it has bytes of its own, and says when they change."""
+    if type(p) is not nn.Parameter or p.is_inference() or p.is_nested:
+        return False
+    return p.layout is torch.strided and not (p.is_meta or p.is_quantized)
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _put_back(buffers: Sequence[_Buffer]) -> None:
+    for module, name, tensor, _ in buffers:
+        module._buffers[name] = tensor
+    there = [(b.tensor, b.value) for b in buffers if b.tensor is not None and b.value is not None]
+    tn.copy_([tensor for tensor, _ in there], [value for _, value in there])

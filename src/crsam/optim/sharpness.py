@@ -15,7 +15,6 @@ from crsam.optim.ascent import Ascent
 from crsam.optim.checkpoint import COUNTER, LR_MAX, PREFIX, only_makes_state
 from crsam.optim.checks import (
     check_base,
-    check_clipping,
     check_options,
     check_parts,
     check_unknown,
@@ -102,7 +101,6 @@ class SharpnessAware(Wrapper):
         check_unknown(type(self), base, unknown)
         check_parts(ascent, objective, schedule)
         check_options(base, warmup, seed, scope, max_norm, model)
-        check_clipping(objective, max_norm)
 
         self.warmup, self.max_norm = warmup, max_norm
         self.model, self.seed = model, seed
@@ -115,12 +113,10 @@ class SharpnessAware(Wrapper):
 
     def _check_attribute(self, name: str, value: Any) -> None:
         super()._check_attribute(name, value)
-        if name in ("warmup", "seed", "scope", "max_norm", "objective"):
-            new = {**vars(self), name: value}
-            check_options(
-                self.base, new["warmup"], new["seed"], new["scope"], new["max_norm"], None
-            )
-            check_clipping(new["objective"], new["max_norm"])
+        if name in ("warmup", "seed", "scope", "max_norm", "model"):
+            new = {**vars(self), "model": None, name: value}
+            warmup, seed, scope = new["warmup"], new["seed"], new["scope"]
+            check_options(self.base, warmup, seed, scope, new["max_norm"], new["model"])
 
     @torch.no_grad()
     def step(  # type: ignore[override]

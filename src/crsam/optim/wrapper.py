@@ -125,10 +125,11 @@ class Wrapper(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group to the base optimizer, with this method's hyper-parameters filled in."""
-        if isinstance(param_group["params"], Iterator):  # it can be looked at but once
-            param_group["params"] = list(param_group["params"])
-        check_groups([param_group])
-        self._check_group(param_group)
+        if isinstance(param_group, dict) and "params" in param_group:  # else the base says so
+            if isinstance(param_group["params"], Iterator):  # it can be looked at but once
+                param_group["params"] = list(param_group["params"])
+            check_groups([param_group])
+            self._check_group(param_group)
         self.base.add_param_group(param_group)
         group, first = self.param_groups[-1], self.param_groups[0]
         for key, value in self._hyper.items():
@@ -170,7 +171,8 @@ class Wrapper(Optimizer):
         Raises:
             ValueError: For what is neither of the two; nothing has been changed.
         """
-        state_dict = dict(state_dict)
+        if self._optimizer_load_state_dict_pre_hooks:
+            state_dict = dict(state_dict)
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         check_state(state_dict)

@@ -116,8 +116,8 @@ class Curvature(Objective):
         if self.form == "log":
             floor = self.floor
             if floor is None:  # a loss may come in more bits than it was computed in
-                computed = torch.finfo(tn.wide_dtype(step.params)).eps
-                floor = 8 * max(center.rounding, computed)
+                dtypes = {torch.promote_types(p.dtype, torch.float32) for p in step.params}
+                floor = 8 * max(center.rounding, *(torch.finfo(dtype).eps for dtype in dtypes))
             minus_two, minus_one, dropped_2, dropped_1 = _guarded(d_1, d_2, loss, floor).unbind()
             step.report |= {"dropped_curvature": dropped_2, "dropped_slope": dropped_1}
         regularizer = _weighed(
