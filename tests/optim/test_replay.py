@@ -208,6 +208,19 @@ class Lazy(nn.Module):
         return out - seen
 
 
+class Growing(nn.Module):
+    """Adds a layer with buffers in its first pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "norm"):
+            self.norm = nn.BatchNorm1d(2, affine=False).double()
+        return self.norm(self.layer(x))
+
+
 class MomentumEncoder(nn.Module):
     """As in MoCo: a copy that is not trained follows within the forward pass."""
 
@@ -240,6 +253,7 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
         (lambda: MomentumEncoder(True), False),
         (renormalised, False),
         (renormalised, True),
+        (Growing, False),
         (lambda: Lazy(False, True), False),
         (lambda: Lazy(False, False), False),
         (lambda: Lazy(True, True), False),

@@ -79,7 +79,7 @@ class Replay:
         after = self._random_states()
         self._set_random_states(self.start)
         for module, name, *_ in self.after:
-            if name not in self.began[id(module)]:  # it is made by a pass that does not find it
+            if name not in self.began.get(id(module), {name}):  # a pass makes what it does not find
                 module._buffers.pop(name, None)
         _put_back(self.restarted)
         for p in self.frozen:
