@@ -266,6 +266,10 @@ def test_a_group_cannot_reuse_what_is_not_kept(model: nn.Module) -> None:
     crsam.LookSAM(SGD(copy.deepcopy(groups), lr=0.1), alpha=0.1)
     with pytest.raises(ValueError, match="cannot reuse what is not kept"):
         crsam.LookSAM(SGD(groups, lr=0.1), alpha=0)
+    keeps, forgets = (crsam.LookSAM(sgd(model), alpha=alpha) for alpha in (0.7, 0.0))
+    with pytest.raises(ValueError, match="cannot reuse what is not kept"):
+        forgets.load_state_dict(keeps.state_dict())
+    assert forgets.param_groups[0]["reuse"] == 0
 
 
 def test_groups_that_are_added_later_are_checked_like_the_first(model: nn.Module) -> None:

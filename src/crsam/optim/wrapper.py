@@ -178,6 +178,8 @@ class Wrapper(Optimizer):
         check_state(state_dict)
         names = {name for part in self._parts for name in part.memory}
         check_method(type(self).__name__, state_dict, self.base, names)
+        for saved in state_dict["param_groups"]:
+            self._check_group(saved)
         groups = [dict(group) for group in self.param_groups]
         theirs, ours = parted(state_dict, names)
         self.base.load_state_dict(theirs)
