@@ -88,6 +88,7 @@ class Wrapper(Optimizer):
         return f"{name} belongs to the {' and the '.join(kinds)}: {put}"
 
     def _check_attribute(self, name: str, value: Any) -> None:
+        """Raises ValueError for what the constructor would have refused, too."""
         if name in KINDS:
             old = type(getattr(self, name))
             if type(value) is not old:

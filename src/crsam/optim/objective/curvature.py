@@ -117,7 +117,7 @@ class Curvature(Objective):
             floor = self.floor
             if floor is None:  # a loss may come in more bits than it was computed in
                 dtypes = {torch.promote_types(p.dtype, torch.float32) for p in step.params}
-                floor = 8 * max(center.rounding, *(torch.finfo(dtype).eps for dtype in dtypes))
+                floor = 8 * max([center.rounding, *(torch.finfo(dtype).eps for dtype in dtypes)])
             minus_two, minus_one, dropped_2, dropped_1 = _guarded(d_1, d_2, loss, floor).unbind()
             step.report |= {"dropped_curvature": dropped_2, "dropped_slope": dropped_1}
         regularizer = _weighed(
