@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -275,8 +276,7 @@ def test_the_readme_quotes_the_study_of_cifar10() -> None:
 def test_the_printed_formula_is_told_as_its_summary_has_it() -> None:
     section = told("The printed formula")
     summary = json.loads((ROOT / "results/cifar10_printed.json").read_text())
-    in_words = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-    assert f"{in_words[len(summary['runs'])]} of nine runs" in section
+    assert summary["is_complete"]
     names = {"CR-SAM bounded": "CR-SAM, our defaults"}
     for row in summary["verdict"]["rows"]:
         runs = [run for run in summary["runs"] if run["contestant"] == row["contestant"]]
@@ -285,6 +285,34 @@ def test_the_printed_formula_is_told_as_its_summary_has_it() -> None:
         accuracy, name = row["accuracy"], names.get(row["contestant"], row["contestant"])
         shown = f"{accuracy['mean']:.2f} ± {accuracy['std']:.2f}"
         assert f"| {name} | {len(runs)} | {shown} | {first:.2f} | {last:.2f} |" in section
+
+
+def test_other_bounds_and_weights_are_told_as_their_summaries_have_them() -> None:
+    section = told("Other bounds and weights")
+    runs = [run for name in ("weights", "resnet18")
+            for run in json.loads((ROOT / f"results/cifar10_{name}.json").read_text())["runs"]
+            if run["stage"] == "choose"]  # fmt: skip
+    tried = {(run["contestant"], *run["setting"].items()): run for run in runs}
+
+    def cell(value: float, run: dict[str, Any]) -> str:
+        accuracy, loss = run["validation_accuracy"], run["validation_loss"]
+        return f"{value}: {accuracy:.2f} ({loss:.4f})"
+
+    for name, rho, of, key, (less, usual, more) in (
+        ("log", 0.1, "trust", "trust", (0.05, 0.1, 0.2)),
+        ("log", 0.1, "slope", "β", (0.0, 0.01, 0.1)),
+        ("linear", 0.05, "curvature", "α", (0.1, 0.5, 1.0)),
+        ("linear", 0.05, "slope", "β", (0.0, 0.1, 0.5)),
+    ):
+        option = {"α": "alpha", "β": "beta"}.get(key, key)
+        cells = [
+            cell(less, tried[f"{name} by {of}", (option, less)]),
+            cell(usual, tried[f"CR-SAM {name}", ("rho", rho)]),
+            cell(more, tried[f"{name} by {of}", (option, more)]),
+        ]
+        assert f"| {name} | {rho} | {key} | {' | '.join(cells)} |" in section
+    for rho in (0.05, 0.1):
+        assert f"{tried['SAM', ('rho', rho)]['validation_loss']:.4f}" in section
 
 
 def test_test_images_of_another_kind_are_told_as_they_were_measured() -> None:

@@ -16,7 +16,7 @@ from crsam.experiment.fair.conduct import Clock
 from crsam.experiment.fair.interval import interval
 from crsam.experiment.fair.jobs import Job, look, per_epoch
 from crsam.experiment.fair.show import show_plan, show_verdict
-from crsam.experiment.fair.summary import LIMIT, curves, write_summary
+from crsam.experiment.fair.summary import LIMIT, curves, summary, write_summary
 from crsam.experiment.fair.verdict import over, verdict
 from crsam.experiment.folder import RunFolder
 from crsam.experiment.study import Spread
@@ -103,8 +103,10 @@ def test_beyond_an_edge_that_is_best_more_is_tried(
     assert progress.is_complete
     assert verdict(progress).at_an_edge == ()
     show_verdict(progress)
-    (sam, *_) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("SAM ")]
+    shown = capsys.readouterr().out
+    (sam, *_) = [line for line in shown.splitlines() if line.startswith("SAM ")]
     assert sam.split()[-1] == "2.30"  # log 10: from 0.05 to 0.5, which both have tried
+    assert "are over 0.05, 0.5, which all have" in shown
     assert len(progress.of("choose", "SAM")) == 2 * 4
 
     peaks["SAM"] = 1e9  # three more, and no further
@@ -113,6 +115,31 @@ def test_beyond_an_edge_that_is_best_more_is_tried(
         pretend(study, tmp_path, accuracy)
     assert tried("SAM") == [0.05, 0.5, 5.0, 50.0, 500.0]
     assert verdict(look(study, tmp_path)).at_an_edge == ("SAM: rho = 500.0",)
+
+
+def test_grids_that_share_no_two_values_have_no_mean(tmp_path: Path, capsys: Any) -> None:
+    more = "[study.contestants.SAM.grid]\nrho = [0.5, 0.7]\n"
+    study = small(tmp_path, more=more)
+    pretend(study, tmp_path, lambda job: 100 * job.setting["rho"] if job.setting else 50.0)
+    show_verdict(look(study, tmp_path))
+    shown = capsys.readouterr().out
+    assert next(line.split() for line in shown.splitlines() if line.startswith("SAM ")) == [
+        "SAM", "50.00", "70.00", "←"
+    ]  # fmt: skip
+    assert "worst" not in shown
+
+
+def test_the_options_of_a_summary_are_those_that_were_chosen(tmp_path: Path) -> None:
+    study = small(tmp_path)
+    pretend(study, tmp_path, lambda job: 100 - job.setting.get("rho", 0.0))
+    progress = look(study, tmp_path)
+    for job in progress.jobs:
+        if job.result is not None:
+            origin = {**json.loads(ORIGIN), "options": dict(job.setting or {})}
+            (tmp_path / job.place / "environment.json").write_text(json.dumps(origin))
+            (tmp_path / job.place / "metrics.jsonl").write_text("")
+    assert progress.chosen["SAM"] == {"rho": 0.05}  # the first of those that were tried
+    assert summary(progress, tmp_path)["options"] == progress.chosen
 
 
 def test_differences_are_paired_and_equal_time_has_its_own(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]

@@ -74,16 +74,21 @@ def _show_tried(tried: Sequence[Tried]) -> None:
         others = ", the rest as chosen" if len(keys) > 1 else ""
         seeds = max(each.accuracy.num for each in tried)
         means = f", means over {seeds} seeds" if seeds > 1 else ""
-        grid = _grid(f"Validation accuracy in % by {key}{others}{means}", "contestant",
-                     *map(str, values), "mean", "best − worst")  # fmt: skip
         common = [value for value in values if all(value in each for each in curves.values())]
+        compared = ("mean", "best − worst") if len(common) > 1 else ()
+        grid = _grid(f"Validation accuracy in % by {key}{others}{means}", "contestant",
+                     *map(str, values), *compared)  # fmt: skip
         for name, curve in curves.items():
             cells = [f"{curve[value].mean:.2f}" if value in curve else "" for value in values]
             chosen = next(t.setting[key] for t in tried if t.is_chosen and t.contestant == name)
             cells[values.index(chosen)] = f"[bold]{cells[values.index(chosen)]} ←[/bold]"
-            shared = {value: curve[value] for value in common} or curve
-            grid.add_row(name, *cells, f"{mean_over(shared):.2f}", f"{sensitivity(shared):.2f}")
+            if compared:
+                shared = {value: curve[value] for value in common}
+                cells += [f"{mean_over(shared):.2f}", f"{sensitivity(shared):.2f}"]
+            grid.add_row(name, *cells)
         console().print(grid)
+        if 1 < len(common) < len(values):
+            print(f"Mean and best − worst are over {', '.join(map(str, common))}, which all have.")
         print()
 
 

@@ -55,6 +55,8 @@ def summary(progress: Progress, folder: Path, every: int = 1) -> dict[str, Any]:
     study = progress.study
     recipe = as_tables(study.recipe)
     done = [job for job in progress.jobs if job.result is not None]
+    chosen_last = sorted(done, key=lambda job: job.setting == progress.chosen.get(job.contestant))
+    options = {job.contestant: _origin(folder / job.place).get("options") for job in chosen_last}
     return {
         "kind": KIND,
         "study": study.name,
@@ -62,7 +64,7 @@ def summary(progress: Progress, folder: Path, every: int = 1) -> dict[str, Any]:
         "reference": study.reference,
         "recipe": recipe,
         "commands": sorted({_origin(folder / job.place)["command"] for job in done}),
-        "options": {job.contestant: _origin(folder / job.place).get("options") for job in done},
+        "options": options,
         "chosen": {name: dict(setting) for name, setting in progress.chosen.items()},
         "verdict": verdict(progress).as_json(),
         "runs": [_run(job, folder, flat(recipe), every) for job in done],
