@@ -259,6 +259,39 @@ def test_without_a_factor_equal_time_follows_the_seconds_of_the_final_runs(tmp_p
     assert [job.epochs for job in look(study, tmp_path).of("equal-time")] == [3, 3]  # 2 · 3 s / 2 s
 
 
+def test_several_may_be_given_time_each_its_own(tmp_path: Path, capsys: Any) -> None:
+    both = 'study.equal_time.give=["SAM", "SGD"]'
+    study = small(tmp_path, both, "study.equal_time.factor={SAM = 1.5}")
+    gains = {"SGD": 0.0, "SAM": 1.0, "CR-SAM log": 1.5}
+
+    def accuracy(job: Job) -> float:
+        longer = 2.0 if job.stage == "equal-time" else 0.0
+        return 50.0 + 10 * job.recipe.seed + gains[job.contestant] + longer
+
+    pretend(study, tmp_path, accuracy)
+    waiting = look(study, tmp_path).of("equal-time")
+    assert [(job.contestant, job.setting is None) for job in waiting] == [
+        ("SAM", False), ("SGD", True)
+    ] * 2  # fmt: skip
+    pretend(study, tmp_path, accuracy)
+    for job in look(study, tmp_path).pending:
+        (tmp_path / job.place).mkdir(parents=True)
+        RunFolder(tmp_path / job.place).start(job.recipe, {}, fresh=False)
+    pretend(study, tmp_path, accuracy)
+    progress = look(study, tmp_path)
+    assert progress.is_complete
+    assert [job.epochs for job in progress.of("equal-time")] == [3, 6, 3, 6]  # 2 · 3 s / 1 s
+    found = verdict(progress)
+    assert [row.contestant for row in found.rows][3:] == ["SAM, equal time", "SGD, equal time"]
+    assert {name: value.mean for name, value in found.at_equal_time} == pytest.approx({
+        "CR-SAM log against SAM": -1.5,
+        "SGD, equal time against SAM": -1.0,
+        "CR-SAM log against SGD": -0.5,
+    })  # fmt: skip
+    show_verdict(progress)
+    assert "At equal time: CR-SAM log against SGD -0.50" in capsys.readouterr().out
+
+
 def test_a_factor_that_was_measured_holds_when_seeds_are_added(tmp_path: Path) -> None:
     study = small(tmp_path, without="factor = 1.5\n")
     for _ in range(2):

@@ -62,6 +62,8 @@ def _study(name: str, recipe: Recipe, table: dict[str, Any]) -> Study:
     given = table.get("contestants")
     require(isinstance(given, dict) and bool(given), "study.contestants", given, "a table of them")
     assert isinstance(given, dict)
+    if "equal_time" in table:
+        table["equal_time"] = _of_one(table["equal_time"])
     parts: dict[str, Any] = {
         key: _section(f"study.{key}", table[key], kind) for key, kind in inner.items()
         if key in table
@@ -96,11 +98,24 @@ def _section(key: str, table: Any, kind: Any) -> Any:
     made = {
         # What is in these is checked later, or by the recipes that they make.
         name: Table(flat(value))
-        if name in ("grid", "options", "widen") and isinstance(value, dict)
+        if name in ("grid", "options", "widen", "factor") and isinstance(value, dict)
         else fitted(f"{key}.{name}", value, wanted[name])
         for name, value in table.items()
     }
     return kind(**made)
+
+
+def _of_one(table: Any) -> Any:
+    """``[study.equal_time]`` with lists and tables, also where it has one name and one number."""
+    if not isinstance(table, dict):
+        return table
+    given = {key: value for key, value in table.items() if (key, value) != ("factor", "none")}
+    factor, is_one = given.get("factor", {}), isinstance(given.get("give"), str)
+    if is_one and not isinstance(factor, dict):
+        given["factor"] = factor = {given["give"]: factor}
+    require(isinstance(factor, dict), "study.equal_time.factor", factor,
+            "a table with a number for each, such as {SAM = 1.3}")  # fmt: skip
+    return {**given, "give": [given["give"]]} if is_one else given
 
 
 def _refuse_unknown(key: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -111,12 +126,7 @@ def _refuse_unknown(key: str, table: Mapping[str, Any], known: Sequence[str]) ->
 
 def _check(study: Study) -> None:
     """Refuses what does not fit together, before anything runs."""
-    for each in ("reference", "equal_time.give", "equal_time.of"):
-        first, _, last = each.partition(".")
-        value = getattr(study, first)
-        name = getattr(value, last) if last and value is not None else value
-        if isinstance(name, str) and name not in study.contestants:
-            raise UserError(f"study.{each}: {unknown('contestant', name, study.contestants)}")
+    _check_names(study, "reference", study.reference)
     if study.equal_time is not None:
         _check_equal_time(study, study.equal_time)
     if study.measure is not None:
@@ -176,10 +186,23 @@ def _check_choose(study: Study, choose: Choose) -> None:
 
 
 def _check_equal_time(study: Study, equal: EqualTime) -> None:
-    factor = equal.factor
-    require(factor is None or factor > 0, "study.equal_time.factor", factor, "above 0")
-    if equal.give == equal.of:
-        raise UserError(f"study.equal_time: give and of must differ, both are {equal.give!r}")
+    _check_names(study, "equal_time.of", equal.of)
+    _check_names(study, "equal_time.give", *equal.give)
+    require(bool(equal.give), "study.equal_time.give", list(equal.give), "one contestant or more")
+    if equal.of in equal.give or len(set(equal.give)) < len(equal.give):
+        names = [*equal.give, equal.of]
+        raise UserError(f"study.equal_time: give and of must differ, they are {names}")
+    for name, factor in equal.factor.items():
+        if name not in equal.give:
+            raise unknown_key(f"study.equal_time.factor.{name}", "give", equal.give)
+        number = fitted("study.equal_time.factor", factor, float)
+        require(number > 0, "study.equal_time.factor", factor, "above 0")
+
+
+def _check_names(study: Study, key: str, *names: str) -> None:
+    for name in names:
+        if name not in study.contestants:
+            raise UserError(f"study.{key}: {unknown('contestant', name, study.contestants)}")
 
 
 def _check_seeds(key: str, seeds: tuple[int, ...]) -> None:

@@ -234,27 +234,35 @@ def _final(study: Study, chosen: Mapping[str, Table]) -> list[Job]:
 def _equal_time(
     study: Study, chosen: Mapping[str, Table], finals: Sequence[Job], folder: Path
 ) -> list[Job]:
-    equal = study.equal_time
-    if equal is None:
+    if study.equal_time is None:
         return []
-    factor = equal.factor
-    both = [job for job in finals if job.contestant in (equal.give, equal.of)]
+    given = [_longer(study, n, chosen, finals, folder) for n in study.equal_time.give]
+    return [job for of_seed in zip(*given) for job in of_seed]
+
+
+def _longer(
+    study: Study, name: str, chosen: Mapping[str, Table], finals: Sequence[Job], folder: Path
+) -> list[Job]:
+    equal = study.equal_time
+    assert equal is not None
+    factor = equal.factor.get(name)
+    both = [job for job in finals if job.contestant in (name, equal.of)]
     if factor is None and all(job.result for job in both):
-        more, less = (per_epoch(both, name, "final") for name in (equal.of, equal.give))
+        more, less = (per_epoch(both, each, "final") for each in (equal.of, name))
         factor = more / less if more and less else None
     # Until the final runs have shown the factor, the epochs are a guess for the estimate alone.
     epochs = max(1, round(study.recipe.train.epochs * (factor or 1.5)))
-    setting = None if factor is None else chosen.get(equal.give)
+    setting = None if factor is None else chosen.get(name)
 
     def jobs(epochs: int) -> list[Job]:
         recipes = [
-            study.recipe_of(equal.give, setting or {}, seed, {"train.epochs": epochs})
+            study.recipe_of(name, setting or {}, seed, {"train.epochs": epochs})
             for seed in study.seeds
         ]
-        return [Job("equal-time", equal.give, setting, recipe) for recipe in recipes]
+        return [Job("equal-time", name, setting, recipe) for recipe in recipes]
 
     found = jobs(epochs)
-    if equal.factor is None:  # once measured, it holds: more seeds must not change it
+    if name not in equal.factor:  # once measured, it holds: more seeds must not change it
         begun = [place for job in found if (place := RunFolder(folder / job.place)).begun]
         if begun:
             found = jobs(begun[0].recipe().train.epochs)

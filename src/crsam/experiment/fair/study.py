@@ -48,14 +48,14 @@ class Choose:
 
 @dataclass(frozen=True)
 class EqualTime:
-    """One contestant once more, with as many epochs as take another one's time."""
+    """Contestants once more, each with as many epochs as take another one's time."""
 
-    give: str
+    give: tuple[str, ...]
     """Who gets more epochs."""
     of: str
     """Whose time."""
-    factor: float | None = None
-    """How many times the epochs; None: as the final runs show."""
+    factor: Mapping[str, float] = field(default_factory=Table)
+    """How many times the epochs, by contestant; for who is not in it, as the final runs show."""
 
 
 @dataclass(frozen=True)

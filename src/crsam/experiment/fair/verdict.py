@@ -50,7 +50,8 @@ class Verdict:
     tried: tuple[Tried, ...]
     rows: tuple[Row, ...]
     at_equal_time: tuple[tuple[str, Interval], ...]
-    """Against the one that was given more epochs, those whose runs take as long."""
+    """Against who was given more epochs, those whose runs take as long: who, and the difference.
+    """
     loss_at_equal_time: tuple[tuple[str, Interval], ...]
     at_an_edge: tuple[str, ...]
     """Contestants that chose the first or last of a range, as "NAME: rho = 0.4"."""
@@ -73,8 +74,9 @@ def verdict(progress: Progress) -> Verdict:
     reference = {j.recipe.seed: j for j in finals if j.contestant == progress.study.reference}
     names = [n for n in progress.study.contestants if any(j.contestant == n for j in finals)]
     rows = [_row(n, [j for j in finals if j.contestant == n], reference) for n in names]
-    if longer:
-        rows.append(_row(f"{longer[0].contestant}, equal time", longer, reference))
+    for name in dict.fromkeys(job.contestant for job in longer):
+        mine = [job for job in longer if job.contestant == name]
+        rows.append(_row(_at_length(name), mine, reference))
     return Verdict(
         _tried(progress),
         tuple(rows),
@@ -144,21 +146,32 @@ def _figures(jobs: Sequence[Job]) -> dict[str, Spread]:
 def _at_equal_time(
     of: str, progress: Progress, names: Sequence[str]
 ) -> Iterator[tuple[str, Interval]]:
-    longer = _done(progress.of("equal-time"))
-    given = {job.recipe.seed: job for job in longer}
-    for name in names if longer else ():
-        mine = _done(progress.of("final", name))
-        found = _differences(of, mine, given)
-        if found and _takes_as_long(progress, mine, longer):
-            yield name, interval(found)
+    equal = progress.study.equal_time
+    given = () if equal is None else equal.give
+    for i, other in enumerate(given):
+        longer = _done(progress.of("equal-time", other))
+        competing = {n: _done(progress.of("final", n)) for n in names if n != other}
+        competing = {
+            n: jobs for n, jobs in competing.items() if _take_as_long(progress, jobs, longer)
+        }
+        competing |= {_at_length(n): _done(progress.of("equal-time", n)) for n in given[i + 1 :]}
+        for name, mine in competing.items():
+            found = _differences(of, mine, {job.recipe.seed: job for job in longer})
+            if found:
+                yield (f"{name} against {other}" if len(given) > 1 else name), interval(found)
 
 
-def _takes_as_long(progress: Progress, mine: Sequence[Job], longer: Sequence[Job]) -> bool:
+def _at_length(name: str) -> str:
+    return f"{name}, equal time"
+
+
+def _take_as_long(progress: Progress, mine: Sequence[Job], longer: Sequence[Job]) -> bool:
     """Whether to compare them at equal time: the one it was meant for, and others within 25 %."""
-    equal, name = progress.study.equal_time, mine[0].contestant
+    equal = progress.study.equal_time
     assert equal is not None
-    alike = abs(_time(mine) / _time(longer) - 1) < 0.25  # a busy machine's clock is no better
-    return name == equal.of or (alike and name != equal.give)
+    if not longer or mine[0].contestant == equal.of:
+        return bool(longer)
+    return abs(_time(mine) / _time(longer) - 1) < 0.25  # a busy machine's clock is no better
 
 
 def _time(jobs: Sequence[Job]) -> float:
