@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -45,3 +45,14 @@ def called(
 ) -> Any:
     """``model(*args, **named)`` with these tensors in the place of its own."""
     return functional_call(model, everywhere(model, tensors), args, named, tie_weights=False)
+
+
+class Together(nn.Module):
+    """Model and loss as one module, so that `called` reaches the model within it."""
+
+    def __init__(self, model: nn.Module, loss_fn: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.model, self.loss_fn = model, loss_fn
+
+    def forward(self, batch: Any) -> Any:
+        return self.loss_fn(self.model, batch)

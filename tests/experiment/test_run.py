@@ -86,7 +86,11 @@ def test_a_run_that_is_done_is_not_done_again(tmp_path: Path) -> None:
     before = {p: p.stat().st_mtime_ns for p in tmp_path.iterdir() if p.name != ".lock"}
     assert run(tiny(), tmp_path, lines=False) == first
     assert before == {p: p.stat().st_mtime_ns for p in before}
+    measured = ("measures-train.json", "spectrum-test.npz", "landscape.npz", "robustness.json")
+    for name in measured:
+        (tmp_path / name).touch()
     run(tiny(), tmp_path, fresh=True, lines=False)
+    assert not any((tmp_path / name).exists() for name in measured)  # they were of other weights
     assert (tmp_path / "result.json").stat().st_mtime_ns > before[tmp_path / "result.json"]
 
 

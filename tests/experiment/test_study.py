@@ -13,6 +13,7 @@ import pytest
 from crsam.errors import UserError
 from crsam.experiment import study
 from crsam.experiment.study import Result, compare, spread, tabulate
+from crsam.experiment.tables import show
 from crsam.train.interrupt import Stopped
 from experiment.runs import tiny
 
@@ -50,6 +51,13 @@ def test_a_single_seed_has_no_spread_and_a_diverged_run_is_counted() -> None:
     assert other.num_diverged == 1
     assert math.isnan(other.sharpness.mean)
     assert spread([1.0, 3.0]).mean == 2.0
+
+
+def test_a_table_that_is_piped_keeps_its_names(capsys: pytest.CaptureFixture[str]) -> None:
+    results = [a_result(method, seed, 80.0)
+               for method in ("friendlysam", "gradientnormpenalty") for seed in (0, 1)]  # fmt: skip
+    show(tabulate(results), "digits")
+    assert "\ngradientnormpenalty " in capsys.readouterr().out
 
 
 def test_compare_runs_all_writes_json_and_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_trials_are_counted_and_the_best_is_written_by_one_worker_at_a_time(
     alone.clear()
     monkeypatch.setattr(sweeping, "_num_begun", lambda *_: 1)  # all are there
     monkeypatch.setattr(sweeping, "trials_of", noted(sweeping.trials_of))
-    monkeypatch.setattr(sweeping.checkpoint, "write", noted(sweeping.checkpoint.write))
+    monkeypatch.setattr(sweeping._files, "write", noted(sweeping._files.write))
     sweep(tiny(*RANGES), tmp_path, trials=1)
     assert alone == [True, True]
 

@@ -123,6 +123,22 @@ def test_a_broken_file_is_told_and_left_alone(content: bytes, tmp_path: Path) ->
     assert path.read_bytes() == content
 
 
+def test_flipped_bits_are_told_or_harmless(tmp_path: Path) -> None:
+    path, draw = tmp_path / "a.npz", np.random.default_rng(0)
+    whole(path)
+    content, told = path.read_bytes(), 0
+    for _ in range(200):
+        broken = bytearray(content)
+        for place in draw.integers(len(broken), size=3):
+            broken[place] ^= 1 << int(draw.integers(8))
+        path.write_bytes(broken)
+        try:
+            landscape.load(path)
+        except UserError as error:
+            told += "a.npz is not a landscape" in str(error)
+    assert told > 100
+
+
 def test_arrays_that_do_not_fit_are_told(tmp_path: Path) -> None:
     for arrays in (
         {"x": [0.0, 1.0], "loss": [1.0]},

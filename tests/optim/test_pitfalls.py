@@ -260,6 +260,18 @@ def test_gsam_takes_the_rate_before_a_scheduler_that_is_already_there() -> None:
     assert opt._value(opt.param_groups[0], "rho") == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize("is_before", [True, False])
+def test_gsam_takes_the_highest_rate_of_one_cycle(is_before: bool) -> None:
+    base = Net().sgd()
+    if is_before:
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(base, max_lr=0.5, total_steps=10)
+    opt = crsam.GSAM(base, rho=0.2, rho_min=0.1)
+    if not is_before:
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=0.5, total_steps=10)
+    assert scheduler.get_last_lr() == [pytest.approx(0.02)]
+    assert opt._value(opt.param_groups[0], "rho") == pytest.approx(0.1 + 0.1 * 0.02 / 0.5)
+
+
 def test_a_tensor_as_rho_is_not_shared_by_the_groups() -> None:
     net = Net()
     groups = [{"params": layer.parameters()} for layer in (net.model[0], net.model[2])]

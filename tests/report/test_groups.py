@@ -25,7 +25,13 @@ def test_runs_that_differ_in_their_seed_are_one_group_and_the_optimizer_comes_fi
 def test_what_changes_nothing_does_not_part_runs_and_what_does_is_named(tmp_path: Path) -> None:
     make_run(tmp_path / "a", "sam", 0)
     make_run(
-        tmp_path / "b", "sam", 1, "log.every=7", "data.root=elsewhere", "methods.crsam.rho=9.0"
+        tmp_path / "b",
+        "sam",
+        1,
+        "log.every=7",
+        "data.root=elsewhere",
+        "data.workers=3",
+        "methods.crsam.rho=9.0",
     )
     make_run(tmp_path / "c", "sam", 0, "methods.sam.rho=0.7")
     groups = grouped(read_runs([tmp_path]))

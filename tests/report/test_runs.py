@@ -138,7 +138,7 @@ def test_an_empty_folder_beside_others_is_shown_and_alone_is_refused(tmp_path: P
         ({"x": np.arange(3.0), "loss": np.zeros((2, 2))}, "shape"),
         ({"x": np.array(["a"]), "loss": np.zeros((1, 1))}, "numbers"),
         ({"x": np.array([np.nan]), "loss": np.zeros((1, 1))}, "not finite"),
-        ({"x": np.zeros(0), "loss": np.zeros((1, 0))}, "shape"),
+        ({"x": np.zeros(0), "loss": np.zeros((1, 0))}, "empty"),
         ({"x": np.zeros(1), "loss": np.array([[{}]])}, "pickle"),
     ],
 )

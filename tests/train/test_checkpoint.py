@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from crsam import _files
 from crsam.errors import UserError
 from crsam.train import checkpoint
 
@@ -27,14 +28,14 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     path = tmp_path / "c.pt"
-    checkpoint.write(path, b"old")
+    _files.write(path, b"old")
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os if call == "fsync" else Path, call, full)
     with pytest.raises(UserError, match=r"cannot write .*c\.pt: No space left.*is whole"):
-        checkpoint.write(path, b"new")
+        _files.write(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["c.pt"]
 
@@ -43,15 +44,28 @@ def test_an_interrupted_write_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "c.pt"
-    checkpoint.write(path, b"old")
+    _files.write(path, b"old")
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.write(path, b"new")
+        _files.write(path, b"new")
     assert path.read_bytes() == b"old"
+
+
+def test_what_is_not_json_is_told_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    assert _files.read_json(file) is None
+    file.write_text('{"a": 1}')
+    assert _files.read_json(file) == {"a": 1}
+    for content, said in (("{", "not JSON"), ("[1]", "no object"), (b"\xff", "not JSON")):
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+        with pytest.raises(UserError, match=rf"a\.json .*{said}"):
+            _files.read_json(file)
+    with pytest.raises(UserError, match="cannot read"):
+        _files.read_json(tmp_path)
 
 
 def test_a_checkpoint_that_is_not_whole_is_refused_in_one_line(tmp_path: Path) -> None:

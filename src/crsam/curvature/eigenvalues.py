@@ -152,10 +152,9 @@ def top_eigenpairs(
             raise UserError(f"k is {k}, but there are only {loss.space.size} parameters")
         tol = TOLERANCE[loss.space.dtype] if tol is None else tol
         check_positive(tol=tol)
-        names = [name for name, p in loss.model.named_parameters() if p.requires_grad]
         with progress_bar("top eigenvalues", max_steps, progress) as advance:
             found = Search(loss, which, tol, max_steps, seed, advance).top(k)
-        return [Eigenpair(p.value, dict(zip(names, loss.unflat(p.vector)))) for p in found]
+        return [Eigenpair(p.value, dict(zip(loss.names, loss.unflat(p.vector)))) for p in found]
 
 
 class Pair(NamedTuple):

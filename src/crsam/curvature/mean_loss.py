@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from crsam import _tensors as tn
 from crsam._batches import SizeOf, size_of
-from crsam._stateless import called
+from crsam._stateless import Together, called
 from crsam._states import Snapshot, seed_all, seed_of
 from crsam._tensors import Tensors
 from crsam.curvature.batches import Batches
@@ -142,7 +142,7 @@ class MeanLoss:
         """
         self._begin(term.number)
         named = {f"model.{name}": w for name, w in zip(self.names, weights, strict=True)}
-        return called(_Together(self.model, self.loss_fn), named, (term.batch,)).mean()
+        return called(Together(self.model, self.loss_fn), named, (term.batch,)).mean()
 
     def _begin(self, index: int) -> None:
         self._snapshot.put_back()
@@ -209,18 +209,6 @@ class MeanLoss:
         """The tensors for each parameter that a long vector is made of, as views."""
         parts = torch.split(vector, [p.numel() for p in self.params])
         return [part.view(p.shape).to(p.dtype) for part, p in zip(parts, self.params, strict=True)]
-
-
-class _Together(nn.Module):
-    """Model and loss as one module, so that `called` reaches the model within it."""
-
-    def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
-        super().__init__()
-        self.model = model
-        self.loss_fn = loss_fn
-
-    def forward(self, batch: Any) -> Tensor:
-        return self.loss_fn(self.model, batch)
 
 
 def differentiable(term: Term) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from crsam._batches import size_of
-from crsam._stateless import called
+from crsam._stateless import Together, called
 from crsam.curvature.mean_loss import LossFn, MeanLoss
 from crsam.errors import UserError
 
@@ -62,7 +62,7 @@ class SlopesAlongWeights(nn.Module):
                 for name, p in model.named_parameters()
                 if p.requires_grad
             }
-            out = called(_Whole(model, self.loss_fn), duals, (batch,))
+            out = called(Together(model, self.loss_fn), duals, (batch,))
             losses, slopes = forward_ad.unpack_dual(out)  # type: ignore[no-untyped-call]
             if losses.numel() == 1:
                 vector_of(losses, size_of(batch))
@@ -74,16 +74,3 @@ def _dual(weights: Tensor) -> Tensor:
     with warnings.catch_warnings():  # of torch about itself, as it loads its forward mode
         warnings.simplefilter("ignore", DeprecationWarning)
         return forward_ad.make_dual(weights, weights.clone())  # type: ignore[no-untyped-call]
-
-
-class _Whole(nn.Module):
-    """Model and loss as one module, so that whatever the loss asks of the model has its weights."""
-
-    def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
-        super().__init__()
-        self.model = model
-        self.loss_fn = loss_fn
-        self.training = model.training
-
-    def forward(self, batch: Any) -> Tensor:
-        return self.loss_fn(self.model, batch)

@@ -74,7 +74,6 @@ class Decoders:
         view: What is shown of the images.
         most: Images of the largest batch.
         workers: How many processes; 0: images are decoded here, when they are asked for.
-        ahead: Batches that can wait.
 
     Example:
         >>> from crsam.data.decoder import Source, View
@@ -84,18 +83,18 @@ class Decoders:
         [Failure(position=0, reason='No such file or directory', wrong_size=False)]
     """
 
-    def __init__(self, view: View, most: int, workers: int, ahead: int = AHEAD) -> None:
+    def __init__(self, view: View, most: int, workers: int) -> None:
         self.view, self.workers = view, workers
         self._slot_bytes = most * view.num_bytes
         self._told_bytes = most * TASK_BYTES
         self._requests: deque[Request] = deque()
-        self._free = list(range(ahead))
+        self._free = list(range(AHEAD))
         self._by_task: dict[int, Request] = {}
         self._num_tasks = 0
         if workers == 0:
-            self._memory = mmap.mmap(-1, max(1, ahead * self._slot_bytes))
+            self._memory = mmap.mmap(-1, max(1, AHEAD * self._slot_bytes))
             return
-        file = _memory_file(ahead * (self._slot_bytes + self._told_bytes))
+        file = _memory_file(AHEAD * (self._slot_bytes + self._told_bytes))
         self._memory = mmap.mmap(file, 0)
         (tasks, self._tasks), (self._results, results) = os.pipe(), os.pipe()
         self._processes = [_start(file, tasks, results) for _ in range(workers)]
@@ -113,11 +112,6 @@ class Decoders:
         """Ends the processes."""
         if self.workers:
             self._end()
-
-    @property
-    def has_room(self) -> bool:
-        """Whether another batch can wait."""
-        return bool(self._free)
 
     def submit(self, sources: Sequence[Source], seeds: Sequence[int | None]) -> None:
         """Has a batch decoded.

@@ -118,7 +118,7 @@ def build_step(
     )
     if not (train.capture and world.device.type == "cuda"):
         return eager
-    reason = why_not(optimizer) or why_eager(recipe, world, clips)
+    reason = why_not(optimizer) or why_eager(recipe, clips)
     if reason is not None:
         if world.is_main:
             say(f"steps are not captured in a CUDA graph: {reason}")
@@ -136,10 +136,8 @@ def build_step(
     )
 
 
-def why_eager(recipe: Recipe, world: World, clips: bool) -> str | None:
+def why_eager(recipe: Recipe, clips: bool) -> str | None:
     """Why steps of this recipe cannot be captured, whatever the optimizer; None: they can."""
-    if world.size > 1:
-        return "there are several processes"
     if recipe.train.accumulate > 1:
         return "train.accumulate is above 1"
     if clips:

@@ -3,7 +3,8 @@
 ``recipe.toml`` (resolved), ``environment.json``, ``data.json`` (classes, shape and mean of the
 images), ``metrics.jsonl`` (a line every so often; nothing in it depends on the clock),
 ``checkpoint.pt`` and, once the run has ended, ``result.json``; ``init.json`` where the run began
-from a file of weights.
+from a file of weights. Later commands put what they find of the model beside it:
+``measures-SPLIT.json``, ``spectrum-SPLIT.npz``, ``landscape.npz``, ``robustness.json``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from crsam import _files
 from crsam.errors import UserError
 from crsam.experiment.init import fingerprint
 from crsam.experiment.literal import literal
@@ -23,10 +25,12 @@ from crsam.experiment.locks import claimed
 from crsam.experiment.recipe import Recipe, differences
 from crsam.experiment.toml import load_recipe, to_toml
 from crsam.models.weights import weights_file
-from crsam.train import checkpoint
 
 CHANGES_NOTHING = ("data.root:", "data.download:", "data.workers:", "log.tensorboard:", "sweep.")
 """Keys that a run may go on without: they change nothing that it computes."""
+OF_THE_MODEL = ("result.json", "checkpoint.pt", "metrics.jsonl", "init.json", "robustness.json",
+                "measures-*.json", "spectrum-*.npz", "landscape*.npz", "landscape*.pt")  # fmt: skip
+"""Files that are of a run's weights, and go when it starts over."""
 
 
 class RunFolder:
@@ -60,21 +64,22 @@ class RunFolder:
 
     def result(self) -> dict[str, Any] | None:
         """What came out, if the run has ended."""
-        if not self.result_file.is_file():
-            return None
-        try:
-            return json.loads(self.result_file.read_text())
-        except json.JSONDecodeError as error:
-            raise UserError(f"{self.result_file} is not JSON: {error}") from error
+        return _files.read_json(self.result_file)
 
     def metrics(self) -> list[dict[str, Any]]:
         """All lines so far."""
-        return [json.loads(line) for line in self.metrics_file.read_text().splitlines()]
+        try:
+            return [json.loads(line) for line in self.metrics_file.read_text().splitlines()]
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.metrics_file} cannot be read: {error}") from error
+
+    def environment(self) -> dict[str, Any]:
+        """Where the run was made; nothing if its folder does not say."""
+        return _files.read_json(self.environment_file) or {}
 
     def measures(self, split: str) -> dict[str, Any] | None:
         """What ``crsam measure`` wrote of one of the splits, if it did."""
-        file = self.path / f"measures-{split}.json"
-        return json.loads(file.read_text()) if file.is_file() else None
+        return _files.read_json(self.path / f"measures-{split}.json")
 
     @contextmanager
     def claim(self) -> Iterator[None]:
@@ -119,16 +124,13 @@ class RunFolder:
 
     def _options(self) -> dict[str, Any] | None:
         """All that the method was given, or had by default; None for a run that has not kept it."""
-        if not self.environment_file.is_file():
-            return None
-        environment: dict[str, Any] = json.loads(self.environment_file.read_text())
-        return environment.get("options")
+        return self.environment().get("options")
 
     def _check_init(self, recipe: Recipe) -> None:
         """Refuses a file that was changed since; one that is gone is not needed any more."""
-        if recipe.init is None or not self.init_file.is_file():
+        began = None if recipe.init is None else _files.read_json(self.init_file)
+        if recipe.init is None or began is None:
             return
-        began = json.loads(self.init_file.read_text())
         if weights_file(recipe.init).is_file() and fingerprint(recipe.init) != began["sha256"]:
             raise UserError(
                 f"{began['file']} has changed since the run in {self.path} began from it: "
@@ -158,11 +160,11 @@ class RunFolder:
         """
         self.check(recipe, fresh)
         if fresh:
-            of_it = (self.result_file, self.checkpoint_file, self.metrics_file, self.init_file)
-            for file in (*of_it, self.path / "robustness.json"):
-                file.unlink(missing_ok=True)
+            for pattern in OF_THE_MODEL:
+                for file in self.path.glob(pattern):
+                    file.unlink()
         if self.result() is None:
-            checkpoint.write(self.recipe_file, to_toml(recipe).encode())
+            _files.write(self.recipe_file, to_toml(recipe).encode())
             self.write_json(self.environment_file.name, environment)
 
     def leave_nothing(self) -> None:
@@ -175,7 +177,7 @@ class RunFolder:
 
     def write_json(self, name: str, content: Any) -> None:
         text = json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
-        checkpoint.write(self.path / name, text.encode())
+        _files.write(self.path / name, text.encode())
 
 
 class MetricsLog:

@@ -9,7 +9,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from torch import Tensor, nn
-from torch import distributed as dist
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -163,7 +162,7 @@ def landscape_of(folders: Sequence[str | Path], view: View, file: Path, world: W
             file=file,
             about={**about, **axes.about},
             stop=lambda: stop.asked,
-            group=dist.group.WORLD if world.size > 1 else None,
+            group=world.group,
             progress=True,
         )
     if not found.complete:

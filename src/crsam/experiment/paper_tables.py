@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 
 from crsam.experiment.paper import Ours, Setup, longest, printed
-from crsam.experiment.study import Spread
-from crsam.experiment.tables import console
+from crsam.experiment.tables import console, with_spread
 
 NONE = "—"
 FEWER = "*"
@@ -43,7 +42,7 @@ def show_table(name: str, found: Sequence[Ours]) -> None:
         for ours in group:
             rho = "" if ours.rho is None else f"{ours.rho:g}"
             counts = (str(ours.accuracy.num), str(ours.epochs), f"{ours.weight_decay:g}")
-            cells = (ours.contestant, rho, _mean(ours.accuracy), *counts)
+            cells = (ours.contestant, rho, with_spread(ours.accuracy), *counts)
             details.add_row(*cells, ours.hardware, ours.source.removesuffix(".json"))
         console().print(details)
         print()
@@ -133,10 +132,6 @@ def _figure(ours: Ours, name: str) -> str:
     if name == "test_accuracy":
         return f"{ours.accuracy.mean:.2f}"
     return f"{ours.figures[name].mean:.4g}" if name in ours.figures else NONE
-
-
-def _mean(value: Spread) -> str:
-    return f"{value.mean:.2f}" + (f" ± {value.std:.2f}" if value.num > 1 else "")
 
 
 def _grid(title: str, *headings: str) -> Table:

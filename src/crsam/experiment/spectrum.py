@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from crsam import curvature
+from crsam import _files, curvature
 from crsam.data.batches import in_order
 from crsam.experiment.measure import Setting, losses, sample_of
 from crsam.experiment.restore import Split, restored
-from crsam.train import checkpoint
 from crsam.train.distributed import World
 from crsam.train.evaluate import evaluating
 
@@ -53,5 +52,5 @@ def spectrum_run(
         about=np.array(json.dumps(about)),
     )
     file = Path(folder) / f"spectrum-{split}.npz"
-    checkpoint.write(file, buffer.getvalue())
+    _files.write(file, buffer.getvalue())
     return file

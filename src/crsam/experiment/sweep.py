@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from crsam import _files
 from crsam.data.batches import derive
 from crsam.errors import UserError
-from crsam.experiment.folder import RunFolder
+from crsam.experiment.folder import CHANGES_NOTHING, RunFolder
 from crsam.experiment.layers import changed
 from crsam.experiment.locks import alone, claimed, is_held
 from crsam.experiment.ranges import Sweep
@@ -20,7 +21,6 @@ from crsam.experiment.recipe import Recipe, differences
 from crsam.experiment.run import run
 from crsam.experiment.toml import load_recipe, to_toml
 from crsam.progress import bar, on_terminal, say
-from crsam.train import checkpoint
 from crsam.train.distributed import World
 from crsam.train.evaluate import Score
 from crsam.train.interrupt import Stopped, stoppable
@@ -93,7 +93,7 @@ def sweep(
         if found and found[0].accuracy is not None:
             best = changed(bare(recipe), found[0].values)
             best = replace(best, data=replace(best.data, validation=0.0))  # nothing left to choose
-            checkpoint.write(place / "best.toml", to_toml(best).encode())
+            _files.write(place / "best.toml", to_toml(best).encode())
     return found
 
 
@@ -220,13 +220,12 @@ def _study(optuna: Any, recipe: Recipe, place: Path) -> Any:
     begun = place / "sweep.toml"
     if begun.exists():
         there = load_recipe(begun)
-        other = [
-            d for d in differences(there, recipe) if not d.startswith(("data.root", "sweep.t"))
-        ]
+        free = (*(key for key in CHANGES_NOTHING if key != "sweep."), "sweep.t")
+        other = [line for line in differences(there, recipe) if not line.startswith(free)]
         if other:
             raise UserError(f"{place} holds another sweep ({other[0]}): give another --out")
     else:
-        checkpoint.write(begun, to_toml(recipe).encode())
+        _files.write(begun, to_toml(recipe).encode())
     # Workers must not all draw the same: each seeds with how many trials it finds.
     study.sampler = optuna.samplers.TPESampler(
         seed=derive(recipe.seed, "sweep", len(study.trials)) % 2**32

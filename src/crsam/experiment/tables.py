@@ -42,7 +42,7 @@ def show(rows: Sequence[Row], title: str) -> None:
             significant(row.sharpness.mean),
             f"{row.time:.1f}×",
         )
-    Console().print(table)
+    console().print(table)
     several = rows[0].test_accuracy.num > 1
     how = ", ± standard deviation; differences seed by seed, ± standard error" if several else ""
     print(
@@ -100,7 +100,7 @@ def show_figures(figures: Mapping[str, Figure], title: str) -> None:
     for name, figure in figures.items():
         error = "" if figure.stderr is None else significant(figure.stderr)
         table.add_row(name, f"{figure.value:.6g}", error)
-    Console().print(table)
+    console().print(table)
 
 
 def show_landscapes(surfaces: Mapping[Path, Surface]) -> None:

@@ -6,9 +6,9 @@ import hashlib
 import io
 import json
 import math
-import os
 import time
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,16 @@ import torch
 from torch import Tensor
 
 from crsam._batches import tensors_in
+from crsam._files import write
 from crsam.errors import UserError
 from crsam.landscape.grid import Array, Grid, Surface
 from crsam.landscape.place import Place
 
 EVERY = 5.0
 """Seconds between two writings: what a kill can cost."""
+UNREADABLE = (AttributeError, EOFError, KeyError, NotImplementedError, OSError, TypeError,
+              zipfile.BadZipFile, zlib.error)  # fmt: skip
+"""What `numpy.load` raises for what is not an ``.npz``, beside ValueError."""
 
 
 class Keeper:
@@ -113,16 +117,7 @@ def save(path: Path, surface: Surface, about: Mapping[str, Any]) -> None:
     text = json.dumps({**about, "complete": surface.complete})
     buffer = io.BytesIO()
     np.savez_compressed(buffer, about=np.array(text), **arrays)
-    beside = path.with_name(path.name + ".tmp")
-    try:
-        with beside.open("wb") as file:
-            file.write(buffer.getvalue())
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    write(path, buffer.getvalue())
 
 
 def load(path: str | Path) -> tuple[Surface, dict[str, Any]]:
@@ -137,18 +132,42 @@ def load(path: str | Path) -> tuple[Surface, dict[str, Any]]:
         crsam.errors.UserError: cannot read nowhere.npz: No such file or directory
     """
     try:
-        with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        about = json.loads(str(arrays.pop("about")))
-        found = Surface(arrays["x"], arrays.get("y"), arrays["loss"], arrays.get("accuracy"))
-        shape = Grid(found.x, found.y).shape
+        return parsed(Path(path).read_bytes())
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is not a landscape that can be read") from error
-    if found.loss.shape != shape or not isinstance(about, dict):
-        raise UserError(f"{path} is not a landscape: its arrays do not fit together")
-    return found, about
+    except ValueError as error:
+        raise UserError(f"{path} is not a landscape: {error}") from error
+
+
+def parsed(raw: bytes) -> tuple[Surface, dict[str, Any]]:
+    """The same, of the content of a file.
+
+    Raises:
+        ValueError: If it is not a landscape, with the reason.
+    """
+    try:
+        with np.load(io.BytesIO(raw), allow_pickle=False) as file:
+            found = {name: file[name] for name in file.files}
+    except UNREADABLE as error:
+        raise ValueError("not a file of arrays") from error
+    for name in ("x", "loss"):
+        if name not in found:
+            raise ValueError(f"it has no array {name}")
+    arrays = {name: found[name] for name in ("x", "y", "loss", "accuracy") if name in found}
+    if any(array.dtype.kind not in "fiu" for array in arrays.values()):
+        raise ValueError("an array does not hold numbers")
+    numbers = {name: array.astype(np.float64) for name, array in arrays.items()}
+    x, y = numbers["x"].ravel(), numbers["y"].ravel() if "y" in numbers else None
+    if not all(axis.size and np.isfinite(axis).all() for axis in (x, y) if axis is not None):
+        raise ValueError("x or y is not finite, or empty")
+    shape = Grid(x, y).shape
+    for name in {"loss", "accuracy"} & numbers.keys():
+        if numbers[name].shape not in (shape, (1, *shape)[-2:]):
+            raise ValueError(f"{name} is of shape {numbers[name].shape}, x and y ask for {shape}")
+        numbers[name] = numbers[name].reshape(shape)
+    about = json.loads(str(found["about"])) if "about" in found else {}
+    surface = Surface(x, y, numbers["loss"], numbers.get("accuracy"))
+    return surface, about if isinstance(about, dict) else {}
 
 
 def fingerprint(

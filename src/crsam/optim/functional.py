@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from crsam import _tensors as tn
-from crsam._stateless import everywhere
+from crsam._stateless import Together, everywhere
 from crsam.optim.replay import is_torchs_norm
 from crsam.optim.ways import Way
 
@@ -190,7 +190,7 @@ def _apart(grads: Sequence[Tensor | None]) -> list[Tensor | None]:
 
 def _evaluation(model: nn.Module, loss_fn: LossFunction) -> _Evaluate:
     """The loss as a function of weights and buffers."""
-    wrapped = _LossOf(model, loss_fn)
+    wrapped = Together(model, loss_fn)
 
     def evaluate(state: dict[str, Tensor], batch: Any) -> Tensor | tuple[Tensor, Tensor]:
         return functional_call(wrapped, state, (batch,), tie_weights=False)
@@ -207,13 +207,3 @@ def _counting(model: nn.Module) -> dict[_BatchNorm, Tensor]:
         and module.num_batches_tracked is not None
         and module.momentum is not None
     }
-
-
-class _LossOf(nn.Module):
-    def __init__(self, model: nn.Module, loss_fn: LossFunction) -> None:
-        super().__init__()
-        self.model = model
-        self._loss_fn = loss_fn
-
-    def forward(self, batch: Any) -> Tensor | tuple[Tensor, Tensor]:
-        return self._loss_fn(self.model, batch)

@@ -20,8 +20,9 @@ class FollowLearningRate:
 
     Args:
         rho_min: ρ at the lowest learning rate.
-        lr_max: The highest learning rate; None: the group's when the optimizer is made, before
-            any scheduler that is already attached has changed it.
+        lr_max: The highest learning rate; None: that of a scheduler which says so in the groups
+            (``OneCycleLR``), else the group's when the optimizer is made, before any scheduler that
+            is already attached has changed it.
         lr_min: The lowest.
     """
 

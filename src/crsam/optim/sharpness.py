@@ -242,7 +242,7 @@ class SharpnessAware(Wrapper):
         value = group[self._keys[name]]
         if name == "rho":
             if self.follow is not None:
-                lr_max = self.follow.lr_max or group[LR_MAX]
+                lr_max = self.follow.lr_max or group.get("max_lr") or group[LR_MAX]
                 value = self.follow(value, group["lr"], lr_max)
             value = value * warmup_factor(group[COUNTER], self.warmup)
         return value

@@ -89,7 +89,9 @@ class Step:
         """``ρ/norm``, and 0 where the norm is 0."""
         return times(self.hyper("rho"), tn.safe_reciprocal(norm))
 
-    def recall(self, name: str, fill: Callable[[Tensor], Tensor]) -> Tensors | None:
+    def recall(
+        self, name: str, fill: Callable[[Tensor], Tensor] = torch.zeros_like
+    ) -> Tensors | None:
         """What an earlier step kept under `name`; ``fill(p)`` for parameters new since then."""
         if not any(name in self._memory.get(p, {}) for p in self.params):
             return None

@@ -12,7 +12,7 @@ from typing import Any
 
 from crsam.report.runs import Run
 
-CHANGES_NOTHING = ("seed", "data.root", "data.download", "log", "measure")
+CHANGES_NOTHING = ("seed", "data.root", "data.download", "data.workers", "log", "measure", "sweep")
 """Keys and tables of a recipe that do not change what a method computes."""
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from crsam._files import write
 from crsam.errors import UserError
 from crsam.progress import bar
 from crsam.robust.constants import NAMES, SEVERITIES
@@ -18,7 +19,6 @@ from crsam.robust.layouts import Cell
 from crsam.robust.sampling import Bytes
 from crsam.robust.settings import Copied, Settings, begin
 from crsam.robust.workers import number_of, worked
-from crsam.train.checkpoint import write
 from crsam.train.interrupt import Stopped, stoppable
 
 PART = 500

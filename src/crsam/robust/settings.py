@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from crsam._files import read_json, write
 from crsam.errors import UserError
 from crsam.robust.corrupt import corrupt
 from crsam.robust.frost import Panes, grown, photographs
 from crsam.robust.sampling import Bytes
-from crsam.train.checkpoint import write
 
 SETTINGS_FILE = "corrupt.json"
 
@@ -86,8 +86,8 @@ def begin(dest: Path, settings: Settings, source: Path | None = None, images: in
     file, mine = dest / SETTINGS_FILE, asdict(settings)
     if source is not None:
         mine["source"] = str(source.resolve())
-    if file.is_file():
-        there = json.loads(file.read_text())
+    there = read_json(file)
+    if there is not None:
         other = [
             f"{key} {there.get(key)!r} there, {value!r} here"
             for key, value in mine.items()
@@ -111,21 +111,21 @@ def expect(dest: Path, images: int) -> None:
     With less than these, it has been broken off.
     """
     file = dest / SETTINGS_FILE
-    known = json.loads(file.read_text())
+    known = read_json(file) or {}
     if known.get("images") != images:
         write(file, (json.dumps({**known, "images": images}, indent=1) + "\n").encode())
 
 
 def expected(folder: Path) -> int:
     """That number; 0 for sets that are not our copies."""
-    file = folder / SETTINGS_FILE
-    return json.loads(file.read_text()).get("images", 0) if file.is_file() else 0
+    images: int = (read_json(folder / SETTINGS_FILE) or {}).get("images", 0)
+    return images
 
 
 def is_whole(folder: Path) -> bool:
     """Whether this is a copy, made by us, of images of which nothing was cut off."""
-    file = folder / SETTINGS_FILE
-    return file.is_file() and json.loads(file.read_text()).get("crop") is None
+    known = read_json(folder / SETTINGS_FILE)
+    return known is not None and known.get("crop") is None
 
 
 @functools.lru_cache(maxsize=1)

@@ -12,6 +12,8 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
+from crsam.data.workers import num_workers
+
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -48,7 +50,7 @@ def number_of(asked: int | None, num_images: int) -> int:
     """Of processes, if none was asked for: one a core, but none of their own for a small job."""
     if asked is not None or num_images < 1000:
         return asked or 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return num_workers()
 
 
 def keep_freed_memory() -> None:

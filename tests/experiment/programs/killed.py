@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from crsam import _files
 from crsam.experiment.folder import MetricsLog
 from crsam.experiment.run import run
-from crsam.train import checkpoint
 from crsam.train.step import EagerStep
 from experiment.runs import tiny
 
@@ -67,7 +67,7 @@ def main() -> None:
     killer = Killer(moment, int(count))
     EagerStep._forward = before(EagerStep._forward, lambda *_: killer.at("step"))  # type: ignore[method-assign]
     MetricsLog.write = before(MetricsLog.write, killer.in_line)  # type: ignore[method-assign]
-    checkpoint.write = before(checkpoint.write, killer.in_file)
+    _files.write = before(_files.write, killer.in_file)
     Path.replace = lambda path, target: killer.replace(path, target)  # type: ignore[assignment,method-assign]
     run(tiny(*overrides), folder, lines=False)
 

@@ -12,7 +12,7 @@ from crsam.experiment.fair.interval import Interval
 from crsam.experiment.fair.jobs import Job, Progress, said
 from crsam.experiment.fair.verdict import Row, Tried, Verdict, mean_over, over, sensitivity, verdict
 from crsam.experiment.study import Spread
-from crsam.experiment.tables import console
+from crsam.experiment.tables import console, with_spread
 
 
 def show_plan(progress: Progress) -> None:
@@ -102,7 +102,7 @@ def _show_rows(found: Verdict, progress: Progress) -> None:
             row.contestant + (f" ({row.num_diverged} diverged)" if row.num_diverged else ""),
             said(row.setting),
             str(row.epochs),
-            _accuracy(row.accuracy),
+            with_spread(row.accuracy),
             "" if difference is None else f"{difference.mean:+.2f}",
             "" if difference is None else _ends(difference),
             "—" if math.isnan(row.time) else f"{row.time:.1f}×",
@@ -189,10 +189,6 @@ def _settings(jobs: Sequence[Job]) -> str:
 def _rank(value: object) -> tuple[bool, float, str]:
     number = isinstance(value, int | float)
     return not number, float(value) if isinstance(value, int | float) else 0.0, str(value)
-
-
-def _accuracy(value: Spread) -> str:
-    return f"{value.mean:.2f}" + ("" if value.num < 2 else f" ± {value.std:.2f}")
 
 
 def _ends(value: Interval, digits: int = 2) -> str:

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from crsam import _files
 from crsam.errors import UserError
 from crsam.experiment.fair.jobs import Job, Progress
 from crsam.experiment.fair.verdict import verdict
 from crsam.experiment.folder import RunFolder, finite
 from crsam.experiment.recipe import as_tables, flat
 from crsam.experiment.robustness.section import read_sections
-from crsam.train import checkpoint
 
 LIMIT = 200_000
 """Bytes; of a longer summary the curves have fewer points."""
@@ -41,7 +41,7 @@ def write_summary(progress: Progress, folder: Path, file: Path) -> None:
         every *= 2
         text = as_text(summary(progress, folder, every))
     file.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.write(file, text.encode())
+    _files.write(file, text.encode())
 
 
 def summary(progress: Progress, folder: Path, every: int = 1) -> dict[str, Any]:
@@ -56,14 +56,15 @@ def summary(progress: Progress, folder: Path, every: int = 1) -> dict[str, Any]:
     recipe = as_tables(study.recipe)
     done = [job for job in progress.jobs if job.result is not None]
     chosen_last = sorted(done, key=lambda job: job.setting == progress.chosen.get(job.contestant))
-    options = {job.contestant: _origin(folder / job.place).get("options") for job in chosen_last}
+    origins = {job.place: RunFolder(folder / job.place).environment() for job in done}
+    options = {job.contestant: origins[job.place].get("options") for job in chosen_last}
     return {
         "kind": KIND,
         "study": study.name,
         "is_complete": progress.is_complete,
         "reference": study.reference,
         "recipe": recipe,
-        "commands": sorted({_origin(folder / job.place)["command"] for job in done}),
+        "commands": sorted({origin["command"] for origin in origins.values()}),
         "options": options,
         "chosen": {name: dict(setting) for name, setting in progress.chosen.items()},
         "verdict": verdict(progress).as_json(),
@@ -86,7 +87,7 @@ def as_text(content: Mapping[str, Any]) -> str:
 def _run(job: Job, folder: Path, base: Mapping[str, Any], every: int) -> dict[str, Any]:
     assert job.result is not None and job.setting is not None  # noqa: PT018
     place = RunFolder(folder / job.place)
-    origin = _origin(place.path)
+    origin = place.environment()
     own = flat(as_tables(job.recipe))
     return {
         "stage": job.stage,
@@ -101,11 +102,6 @@ def _run(job: Job, folder: Path, base: Mapping[str, Any], every: int) -> dict[st
         **_robustness(place.path),
         "epochs": curves(place.metrics(), every),
     }
-
-
-def _origin(folder: Path) -> dict[str, Any]:
-    origin: dict[str, Any] = json.loads((folder / "environment.json").read_text())
-    return origin
 
 
 def _robustness(folder: Path) -> dict[str, Any]:

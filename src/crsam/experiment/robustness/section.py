@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from crsam._files import read_json
 from crsam.errors import UserError
 from crsam.robust.constants import ALEXNET_ERRORS, NAMES, SEVERITIES
 from crsam.robust.score import Corrupted
@@ -30,14 +30,7 @@ ALEXNET = Reference("AlexNet", {name: 100 * error for name, error in ALEXNET_ERR
 
 def read_sections(folder: Path) -> dict[str, Section]:
     """What was found of a run before, by the name of the set."""
-    file = folder / FILE
-    if not file.is_file():
-        return {}
-    try:
-        found = json.loads(file.read_text())
-    except ValueError as error:
-        raise UserError(f"{file} is not JSON: {error}") from error
-    return found if isinstance(found, dict) else {}
+    return read_json(folder / FILE) or {}
 
 
 def reference_run(folder: Path, name: str, about: Mapping[str, Any]) -> Reference:

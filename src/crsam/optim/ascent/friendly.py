@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from crsam import _tensors as tn
 from crsam.optim.ascent.base import Ascent
 from crsam.optim.part import share
@@ -38,7 +36,7 @@ class Friendly(Ascent):
 
     def __call__(self, step: Step, center: Evaluation, probe: Probe) -> Offset:
         mean = tn.scale_(tn.clone(center.grads), 1 - self.decay)
-        past = step.recall("mean_gradient", torch.zeros_like)
+        past = step.recall("mean_gradient")
         if past is not None:
             tn.add_(mean, past, self.decay)
         step.keep("mean_gradient", mean)

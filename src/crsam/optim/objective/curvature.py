@@ -87,7 +87,7 @@ class Curvature(Objective):
         return step.count % self.every == 0
 
     def __call__(self, step: Step, center: Evaluation, offset: Offset, probe: Probe) -> Tensors:
-        kept = None if self.plan(step) else step.recall("regularizer", torch.zeros_like)
+        kept = None if self.plan(step) else step.recall("regularizer")
         if kept is not None:
             plus = self.above(step, center, offset, probe)
             return _added(plus.grads, tn.clone(kept), tn.norm(plus.grads))

@@ -72,7 +72,7 @@ class EveryK(Schedule):
         return surrogate
 
     def unpaid(self, step: Step, g_0: Tensors) -> Tensors:
-        kept = step.recall("reused", torch.zeros_like)
+        kept = step.recall("reused")
         if kept is None:
             return g_0
         ratio = step.grad_norm * tn.safe_reciprocal(tn.norm(kept))

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 import crsam
+from crsam._files import write
 from crsam.errors import UserError
 from crsam.report.groups import Group
-from crsam.train.checkpoint import write
 
 WIDTH = 7.0
 """Inches: two columns of a conference paper."""

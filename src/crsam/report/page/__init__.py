@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from crsam._files import write
 from crsam.errors import UserError
 from crsam.report.page.content import Content, content_of
 from crsam.report.runs import Run, read_runs
-from crsam.train.checkpoint import write
 
 SCRIPTS = ("dom.js", "axes.js", "lines.js", "chart.js", "curves.js", "raster.js", "surface.js",
            "landscapes.js", "tables.js", "sections.js", "main.js")  # fmt: skip

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from crsam.landscape.grid import Array
 from crsam.report.groups import is_number
-from crsam.report.landscapes import Array, Landscape
+from crsam.report.landscapes import Landscape
 
 SIDE = 81
 """Points along an edge; more cannot be told apart on a screen."""
