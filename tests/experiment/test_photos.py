@@ -17,6 +17,7 @@ from crsam.errors import UserError
 from crsam.experiment.build import build
 from crsam.experiment.folder import RunFolder
 from crsam.experiment.run import run
+from crsam.experiment.splits import loaded
 from crsam.train.distributed import World
 from data.photos import write_photos
 from experiment.programs.photos import recipe
@@ -89,6 +90,28 @@ def test_another_number_of_workers_is_no_other_run(root: Path, undisturbed: Path
     assert done["steps"] == 2 * PER_EPOCH
     with pytest.raises(UserError, match=r"another recipe \(data.draft"):
         run(recipe(root, "data.draft=false"), undisturbed, lines=False)
+
+
+def test_images_may_move_but_not_change(root: Path, undisturbed: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(root, tmp_path / "moved")
+    done = run(recipe(root), undisturbed, lines=False)
+    assert run(recipe(moved), undisturbed, lines=False) == done
+    half = shutil.copytree(undisturbed, tmp_path / "half")
+    (half / "result.json").unlink()  # then it goes on from the checkpoint
+    kept = {file: file.read_bytes() for file in half.iterdir() if file.name != ".lock"}
+    (moved / "train/ant/0.jpg").unlink()
+    loaded.cache_clear()
+    renamed = shutil.copytree(root, tmp_path / "renamed")
+    for split in ("train", "val"):
+        (renamed / split / "ant").rename(renamed / split / "bee")
+    for folder in (undisturbed, half):
+        with pytest.raises(UserError, match=r"36 train images there, 35 here"):
+            run(recipe(moved), folder, lines=False)
+        with pytest.raises(UserError, match=r"'ant' only there, 'bee' only here"):
+            run(recipe(renamed), folder, lines=False)
+        with pytest.raises(UserError, match="nowhere"):
+            run(recipe(tmp_path / "nowhere"), folder, lines=False)
+    assert {file: file.read_bytes() for file in kept} == kept
 
 
 def test_a_run_tells_how_long_it_waited_and_what_it_could_not_read(

@@ -96,6 +96,13 @@ def test_a_stop_asked_while_a_run_ends_stops_the_others(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_a_run_of_another_recipe_is_found_before_anything_is_trained(tmp_path: Path) -> None:
+    compare(tiny("optimizer.lr=0.05"), ["sam"], 1, tmp_path)
+    with pytest.raises(UserError, match="another recipe"):
+        compare(tiny(), ["sgd", "sam"], 1, tmp_path)
+    assert not (tmp_path / "sgd").exists()
+
+
 def test_mistakes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="named twice"):
         compare(tiny(), ["sam", "sam"], 1, tmp_path)

@@ -75,7 +75,10 @@ def test_the_average_is_the_exponential_one_of_weights_and_buffers() -> None:
             torch.testing.assert_close(value.double(), expected[name], rtol=1e-5, atol=1e-6)
 
 
-def test_metrics_are_means_since_the_last_line_and_every_epoch_ends_with_one() -> None:
+@pytest.mark.parametrize(("every", "ends"), [(2, [2, 4, 6, 8]), (3, [4, 8]), (50, [4, 8])])
+def test_metrics_are_means_since_the_last_line_and_every_epoch_ends_with_one(
+    every: int, ends: list[int]
+) -> None:
     training, batches, step = pieces()
     losses: list[float] = []
     lines: list[dict[str, Any]] = []
@@ -86,10 +89,10 @@ def test_metrics_are_means_since_the_last_line_and_every_epoch_ends_with_one() -
         losses.append(loss.item())
         return loss, right
 
-    plan = Plan(2, Schedule(), log_every=3)
+    plan = Plan(2, Schedule(), log_every=every)
     fit(training, batches, watching, plan, on_metrics=lines.append, on_epoch=epochs.append)
-    assert [line["step"] for line in lines] == [3, 4, 6, 8]
-    parts = [losses[:3], losses[3:4], losses[4:6], losses[6:]]
+    assert [line["step"] for line in lines] == ends
+    parts = [losses[begin:end] for begin, end in zip([0, *ends], ends)]
     assert [line["loss"] for line in lines] == pytest.approx([sum(p) / len(p) for p in parts])
     assert epochs == [1, 2]
 

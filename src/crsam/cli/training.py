@@ -26,10 +26,12 @@ from crsam.experiment.fair.conduct import conduct
 from crsam.experiment.fair.file import load_study
 from crsam.experiment.fair.jobs import look
 from crsam.experiment.fair.show import show_plan, show_verdict
+from crsam.experiment.folder import RunFolder
 from crsam.experiment.run import run
 from crsam.experiment.study import compare as compare_methods
 from crsam.experiment.sweep import sweep as try_values
 from crsam.experiment.toml import load_recipe, to_toml
+from crsam.progress import say
 from crsam.report.page import write_page
 
 
@@ -73,8 +75,11 @@ def train(
         return
     place = out or default_folder(recipe) / asked.method / f"seed{asked.seed}"
     with world_of(device, threads) as world:
+        done = not fresh and RunFolder(place).result() is not None
         result = run(asked, place, world, fresh=fresh)
         if world.is_main:
+            if done:
+                say("This run has been done already; --fresh does it again.")
             tables.show_result(result, place)
     if result["diverged_at"] is not None:
         raise typer.Exit(1)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from crsam import _files
 from crsam.data.batches import Feed
 from crsam.data.images import Held, Images
 from crsam.errors import UserError
@@ -83,18 +84,55 @@ def restored(
         model.load_state_dict(weights)
         return Restored(recipe, splits, model, training["step"])
     except (KeyError, TypeError, RuntimeError) as error:
-        first = str(error).splitlines()[0]
-        raise UserError(f"{place.checkpoint_file} is of another model: {first}") from error
+        reason = first_lines(error)
+        raise UserError(f"{place.checkpoint_file} is of another model: {reason}") from error
+
+
+def first_lines(error: Exception) -> str:
+    """Of what torch says of a state that does not fit: what it is about, and the first misfit."""
+    return " ".join(line.strip() for line in str(error).splitlines()[:2])
 
 
 def described(splits: Splits) -> dict[str, Any]:
     """What a run writes to ``data.json``."""
+    images = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     return {
-        "classes": splits.classes,
-        "shape": splits.train.shape,
+        "classes": list(splits.classes),
+        "images": {name: 0 if split is None else len(split) for name, split in images.items()},
+        "shape": list(splits.train.shape),
         "mean": splits.feed.mean,
         "std": splits.feed.std,
     }
+
+
+def check_data(place: RunFolder, splits: Splits) -> None:
+    """Raises UserError if the run there was of other images, as far as it remembers them."""
+    there = _files.read_json(place.path / DATA_FILE)
+    what = None if there is None else _difference(there, described(splits))
+    if what is not None:
+        raise UserError(
+            f"{place.path} holds a run on other images ({what}): give another --out, or --fresh "
+            "to start over"
+        )
+
+
+def _difference(there: dict[str, Any], here: dict[str, Any]) -> str | None:
+    old, new = there.get("classes", here["classes"]), here["classes"]
+    only = [f"{name!r} only there" for name in old if name not in new]
+    only += [f"{name!r} only here" for name in new if name not in old]
+    if only:
+        return ", ".join(only[:3]) + (f" and {len(only) - 3} more" if len(only) > 3 else "")
+    for name, number in there.get("images", {}).items():
+        if here["images"].get(name) != number:
+            return f"{number} {name} images there, {here['images'].get(name)} here"
+    if there.get("shape", here["shape"]) != here["shape"]:
+        return f"of shape {there['shape']} there, {here['shape']} here"
+    return None if old == new else "the same classes in another order"
+
+
+def has_moved(place: RunFolder, recipe: Recipe) -> bool:
+    """Whether a run is asked for whose images are elsewhere than they were, and may be others."""
+    return recipe.data.name == "folder" and place.recipe().data.root != recipe.data.root
 
 
 def remembered(place: RunFolder, recipe: Recipe, device: torch.device) -> Splits | None:

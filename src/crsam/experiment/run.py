@@ -17,8 +17,17 @@ from crsam.experiment.environment import environment
 from crsam.experiment.folder import MetricsLog, RunFolder, finite
 from crsam.experiment.measure import Setting, check_metrics, measure
 from crsam.experiment.recipe import Recipe
-from crsam.experiment.restore import DATA_FILE, Split, described, restored
+from crsam.experiment.restore import (
+    DATA_FILE,
+    Split,
+    check_data,
+    described,
+    first_lines,
+    has_moved,
+    restored,
+)
 from crsam.experiment.scalars import ScalarWriter
+from crsam.experiment.splits import build_data
 from crsam.optim import Curvature
 from crsam.progress import say
 from crsam.train import checkpoint
@@ -75,6 +84,8 @@ def run(
         world.wait()
         done = None if fresh else place.result()
         if done is not None:
+            if has_moved(place, recipe):
+                check_data(place, build_data(recipe, world.device))
             return done
         stop = stack.enter_context(stoppable())
         label = label or f"{recipe.method}, seed {recipe.seed}"
@@ -85,12 +96,17 @@ def run(
             if world.is_main:
                 place.leave_nothing()
             raise
+        if not begins:
+            check_data(place, parts.splits)
+            world.wait()  # or the main process might write before all have looked
         if world.is_main:
             origin = {**environment(world.device), "processes": world.size}
             objective = getattr(parts.training.optimizer, "objective", None)
             if isinstance(objective, Curvature):
                 origin["floor"] = objective.floor  # among the options None: the precision's
             place.start(recipe, {**origin, "options": recipe.all_method_options}, fresh)
+            if begins and recipe.schedule.warmup >= recipe.train.epochs:
+                say(f"{label}: schedule.warmup is not below train.epochs: the rate stays too low")
         world.wait()
         if parts.started is not None and world.is_main:
             say(f"{label}: from {parts.started.file}, {parts.started.loaded}")
@@ -152,7 +168,7 @@ class Journal:
             except (KeyError, TypeError, RuntimeError, ValueError) as error:
                 raise UserError(
                     f"{place.checkpoint_file} is of another model or optimizer: "
-                    f"{str(error).splitlines()[0]}"
+                    f"{first_lines(error)}"
                 ) from error
         world.wait()  # or the main process might write a new checkpoint before all have read
         self.log = MetricsLog(place.metrics_file, length) if world.is_main else None

@@ -83,14 +83,16 @@ def compare(
         for k in range(num_seeds)
         for method in methods
     ]
+    if world.is_main:  # before the first of them, not when it is some run's turn
+        for one in recipes:
+            RunFolder(_place(folder, one)).check(one, fresh)
     results: list[Result] = []
     shown = None if world.is_main else False
     with stoppable() as stop, bar("all runs", len(recipes), shown=shown) as advance:
         for one in recipes:
             if world.any(stop.asked):
                 raise Stopped
-            place = Path(folder) / one.method / f"seed{one.seed}"
-            result = run(one, place, world, fresh=fresh, lines=False)
+            result = run(one, _place(folder, one), world, fresh=fresh, lines=False)
             results.append(result)
             advance(note=f"{one.method}, seed {one.seed}: {result['test_accuracy']:.2f} %")
             if world.is_main and not on_terminal():
@@ -105,6 +107,10 @@ def compare(
         }
         RunFolder(folder).write_json("comparison.json", content)
     return rows
+
+
+def _place(folder: str | Path, recipe: Recipe) -> Path:
+    return Path(folder) / recipe.method / f"seed{recipe.seed}"
 
 
 def tabulate(results: Sequence[Result]) -> list[Row]:

@@ -121,12 +121,14 @@ def show_landscapes(surfaces: Mapping[Path, Surface]) -> None:
 
 def show_result(result: Result, folder: Path) -> None:
     """What came out of one run."""
-    kind = "validation" if result["test_accuracy"] is None else "test"
-    loss = result[f"{kind}_loss"]
-    print(
-        f"{result['method']}, seed {result['seed']}: "
+    judged = [
         f"{kind} accuracy {result[f'{kind}_accuracy']:.2f} %, "
-        f"loss {float('nan') if loss is None else loss:.4f}, "
+        f"loss {float('nan') if (loss := result[f'{kind}_loss']) is None else loss:.4f}"
+        for kind in ("validation", "test")
+        if result[f"{kind}_accuracy"] is not None
+    ]
+    print(
+        f"{result['method']}, seed {result['seed']}: {', '.join(judged)}, "
         f"{result['steps']} steps in {result['seconds']:.0f} s "
         f"({result['images_per_second']:,.0f} images/s); {folder}"
     )

@@ -109,7 +109,8 @@ class Plan:
     schedule: Schedule
     seed: int = 0
     log_every: int = 50
-    """Steps between two lines of metrics; there is one at the end of each epoch too."""
+    """Steps of an epoch between two lines of metrics; the last one is at its end, and covers half
+    as many steps at least, unless the epoch has less."""
     label: str = "training"
     """Of the progress bar."""
     lines: bool = True
@@ -159,8 +160,11 @@ def fit(
                 lr = training.set_rates(plan.schedule.factor(now, plan.epochs))
                 loss, num_right = take_step(batch)
                 training.took_step(loss, 100 * num_right.double() / len(batch.inputs))
-                ended = training.step % per_epoch == 0
-                due = ended or training.step % plan.log_every == 0
+                taken = training.step % per_epoch
+                ended = taken == 0
+                due = ended or (
+                    taken % plan.log_every == 0 and per_epoch - taken >= plan.log_every / 2
+                )
                 if due:
                     means = training.tally.means(world)
                     on_metrics({"step": training.step, "lr": lr, **means})
