@@ -57,19 +57,42 @@ def is_one_batch(given: Any) -> bool:
     """Whether this is a batch rather than several.
 
     A tensor is one, as is a dict, an object with ``inputs``, and a tuple or list that has a tensor
-    among its members; but a list of tensors that are alike is a list of batches.
+    among its members; but a list of tensors of one kind is a list of batches, if it cannot be what
+    a `DataLoader` makes of pairs of them.
 
     Example:
         >>> x, y = torch.zeros(4, 3), torch.zeros(4)
-        >>> [is_one_batch(given) for given in [(x, y), [x, y], {"x": x}, [(x, y)], [x, x]]]
+        >>> [is_one_batch(given) for given in [(x, y), [x, y], {"x": x}, [(x, y)], [x, x[:2]]]]
         [True, True, True, False, False]
+
+    Raises:
+        UserError: If it could be either.
     """
     if isinstance(given, Tensor | Mapping) or hasattr(given, "inputs"):
         return True
     if not isinstance(given, list | tuple) or not any(isinstance(g, Tensor) for g in given):
         return False
-    alike = len({(g.dtype, g.shape[1:]) if isinstance(g, Tensor) else None for g in given}) == 1
-    return not (isinstance(given, list) and alike)
+    kinds = {(g.dtype, g.shape[1:]) if isinstance(g, Tensor) else None for g in given}
+    if isinstance(given, tuple) or len(kinds) > 1:
+        return True
+    if len(given) > 1 and len({g.shape for g in given}) == 1:
+        raise UserError(
+            f"a list of {len(given)} tensors of one shape may be one batch or {len(given)}: give a "
+            "tuple, (x, y), for one, and [(x,), (y,)] for several"
+        )
+    return False
+
+
+def counted(size: int | Tensor) -> int:
+    """What the user's `size_of` returned, as a number.
+
+    Raises:
+        UserError: If it is not above 0.
+    """
+    number: int = size.item() if isinstance(size, Tensor) else size  # type: ignore[assignment]
+    if not number > 0:
+        raise UserError(f"size_of must return a number above 0, got {size!r}")
+    return number
 
 
 def own_generators(loader: Any) -> list[torch.Generator]:

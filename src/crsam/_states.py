@@ -26,6 +26,8 @@ class Snapshot:
         self.buffers: list[tuple[nn.Module, str, Tensor]] = []
         for module in modules:
             self.buffers += [(module, *item) for item in module.named_buffers(recurse=False)]
+        # Expanded ones cannot be written to, neither here nor by a pass.
+        self.written = [buffer for _, _, buffer in self.buffers if not _is_expanded(buffer)]
         self.weights = [
             p
             for module in modules
@@ -33,7 +35,7 @@ class Snapshot:
             for p in module.parameters(recurse=False)
         ]
         with torch.no_grad():
-            self.values = tn.clone([*(buffer for _, _, buffer in self.buffers), *self.weights])
+            self.values = tn.clone([*self.written, *self.weights])
 
     def put_back(self) -> None:
         for module, training in self.modes:
@@ -41,7 +43,14 @@ class Snapshot:
         for module, name, buffer in self.buffers:
             module._buffers[name] = buffer  # a module may have put another in its place
         with torch.no_grad():
-            tn.copy_([*(buffer for _, _, buffer in self.buffers), *self.weights], self.values)
+            tn.copy_([*self.written, *self.weights], self.values)
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    """Whether several of its entries are one place in memory."""
+    if tensor.layout != torch.strided:
+        return False
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride()))
 
 
 def seed_of(*parts: object) -> int:

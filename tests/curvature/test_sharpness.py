@@ -94,15 +94,17 @@ def test_a_stationary_point_has_no_one_step_sharpness() -> None:
     with torch.no_grad():
         model.w.zero_()
         model.b.zero_()
-    for steps in (1, 5):
-        assert curvature.sharpness(model, loss_of, ONES, steps=steps) == 0
+    assert curvature.sharpness(model, loss_of, ONES) == 0
+    with pytest.warns(UserWarning, match="nowhere higher"):
+        assert curvature.sharpness(model, loss_of, ONES, steps=5) == 0
 
 
 def test_one_step_may_go_down_and_says_so() -> None:
     """As in training, where SAM follows wherever its one step leads."""
     model = bowl([-100.0, -90.0])
     assert curvature.sharpness(model, loss_of, ONES, rho=5.0) < 0
-    assert curvature.sharpness(model, loss_of, ONES, rho=5.0, steps=2) >= 0
+    with pytest.warns(UserWarning, match="nowhere higher"):
+        assert curvature.sharpness(model, loss_of, ONES, rho=5.0, steps=2) == 0
 
 
 def test_too_far_a_move_is_told() -> None:

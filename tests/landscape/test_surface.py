@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import problems
@@ -215,3 +217,57 @@ def test_batches_and_losses_that_are_none_are_told() -> None:
         landscape.surface(
             Bowl().bfloat16(), lambda m, x: m(x), torch.ones(1), directions=directions
         )
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_loader_is_gone_over_in_one_order_and_leaves_random_states_alone(
+    shuffle: bool, tmp_path: Path
+) -> None:
+    samples = TensorDataset(*next(problems.batches(1)))
+    loader = DataLoader(samples, batch_size=3, shuffle=shuffle)
+    model, before = problems.conv_net(), torch.get_rng_state()
+    options: dict[str, Any] = {"directions": 1, "x": [0.0, 1.0], "file": tmp_path / "a.npz"}
+    first = landscape.surface(model, mean_loss, loader, **options)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(5)
+    again = landscape.surface(model, mean_loss, loader, **options)  # goes on from the file
+    assert (again.loss == first.loss).all()
+
+
+def test_a_compiled_model_is_looked_at_along_the_same_directions() -> None:
+    model, batches = problems.conv_net(), data(5, 9)
+    plain, compiled = (
+        landscape.surface(m, mean_loss, batches, directions=1, x=[0.0, 1.0]).loss
+        for m in (model, torch.compile(model, backend="eager"))
+    )
+    assert (plain == compiled).all()
+
+
+class Wrapped(DistributedDataParallel):
+    """What is looked at of it, without its processes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.module = module
+
+
+def test_wrapped_models_have_the_directions_of_those_within() -> None:
+    models = [problems.conv_net(seed=seed) for seed in range(3)]
+    wrapped = [Wrapped(model) for model in models]
+    plain, found = (
+        landscape.surface(m, mean_loss, data(5), directions=1, x=[0.0, 1.0]).loss
+        for m in (models[0], wrapped[0])
+    )
+    assert (plain == found).all()
+    assert landscape.toward(*wrapped[:2]).keys() == landscape.toward(*models[:2]).keys()
+    assert landscape.plane(*wrapped).places == landscape.plane(*models).places
+
+
+def test_another_loss_function_does_not_go_on_from_a_file(tmp_path: Path) -> None:
+    def smoothed(model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1], label_smoothing=0.3)
+
+    options: dict[str, Any] = {"directions": 1, "x": [0.0, 1.0], "file": tmp_path / "a.npz"}
+    landscape.surface(problems.conv_net(), mean_loss, data(5, 9), **options)
+    with pytest.raises(UserError, match=r"another landscape \(a loss of"):
+        landscape.surface(problems.conv_net(), smoothed, data(5, 9), **options)

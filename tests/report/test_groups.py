@@ -153,3 +153,21 @@ def test_geometry_has_errors_over_seeds_or_of_the_estimate(tmp_path: Path) -> No
         [{"mean": 4.0, "error": None, "num": 1, "of": 2}],
     ]
     assert [column["key"] for column in at_end["columns"]] == ["gradient_norm", "sharpness"]
+
+
+def test_what_was_measured_in_other_ways_is_not_averaged(tmp_path: Path) -> None:
+    done = make_run(tmp_path / "other", "sgd", 0) / "result.json"
+    steps = json.loads(done.read_text())["steps"]
+    for seed, (step, rho) in enumerate([(steps, 0.05), (steps, 0.5), (steps // 2, 0.05)]):
+        folder = make_run(tmp_path / f"sam/{seed}", "sam", seed)
+        told = {"step": step, "samples": 5, "rho": rho, "metrics": {"sharpness": {"value": rho}}}
+        (folder / "measures-test.json").write_text(json.dumps(told))
+    tables = content_of(read_runs([tmp_path]))["geometry"]
+    found = {t["title"]: t["rows"][1]["cells"][0] for t in tables if "crsam measure" in t["title"]}
+    assert [(cell["mean"], cell["num"]) for cell in found.values()] == [
+        (0.05, 1), (0.5, 1), (0.05, 1)
+    ]  # fmt: skip
+    first, second, third = found
+    assert "step the last, rho 0.05" in first
+    assert "step the last, rho 0.5" in second
+    assert f"step {steps // 2}, rho 0.05" in third

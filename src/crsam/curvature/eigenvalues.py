@@ -180,6 +180,7 @@ class Search:
         self.which, self.tol, self.max_steps, self.seed = which, tol, max_steps, seed
         self.advance = advance
         self._num_starts = 0
+        self._scale = 0.0
 
     def top(self, k: int) -> list[Pair]:
         """The `k` first eigenpairs, none left out however often it is repeated."""
@@ -209,6 +210,7 @@ class Search:
                 break
             if not more and not lanczos.restart(self._start()):
                 break
+        self._scale = max(self._scale, lanczos.scale)
         return [
             Pair(
                 ritz.values[i].item(), lanczos.vector(ritz.vectors[:, i]), ritz.residuals[i].item()
@@ -237,4 +239,10 @@ class Search:
             warn(
                 f"{len(far)} of {len(pairs)} eigenvalues have not converged in {self.max_steps} "
                 f"steps: they may be off by {max(p.residual for p in far):.2g}; raise max_steps"
+            )
+        blur = torch.finfo(self.space.dtype).eps * self._scale
+        if self.space.dtype != torch.float64 and any(blur > self.tol * abs(p.value) for p in pairs):
+            warn(
+                f"beside an eigenvalue of about {self._scale:.2g}, float32 does not tell those "
+                f"below {blur / self.tol:.2g} to a relative {self.tol:g}: use a model in float64"
             )

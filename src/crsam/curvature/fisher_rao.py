@@ -42,5 +42,5 @@ def fisher_rao(
         >>> curvature.fisher_rao(model, lambda model, x: model(x)[:, 0], [x])  # (7² + 1²)/2
         25.0
     """
-    with MeanLoss(model, SlopesAlongWeights(loss_fn), batches, size_of) as slopes:
+    with MeanLoss(model, SlopesAlongWeights(loss_fn, size_of), batches, size_of) as slopes:
         return slopes.value()

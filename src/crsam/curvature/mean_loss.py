@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from crsam import _tensors as tn
-from crsam._batches import SizeOf, size_of
+from crsam._batches import SizeOf, counted, size_of
 from crsam._stateless import Together, called
 from crsam._states import Snapshot, seed_all, seed_of
 from crsam._tensors import Tensors
@@ -88,6 +88,8 @@ class MeanLoss:
         self._stack = ExitStack()
         self._snapshot: Snapshot
         self._moved = False
+        self._has_each = False
+        """Whether `loss_fn` returned several: then one is that of a single sample, not a mean."""
         self._first: Pass | None = None
         self._warned = False
 
@@ -149,12 +151,10 @@ class MeanLoss:
         seed_all(seed_of("batch", index), self.devices)
 
     def _size(self, batch: Any, losses: Tensor) -> int:
-        if self.size_of is None:
-            return losses.numel() if losses.numel() > 1 else size_of(batch)
-        size = self.size_of(batch)
-        if not size > 0:
-            raise UserError(f"size_of must return a number above 0, got {size!r}")
-        return size
+        if self.size_of is not None:
+            return counted(self.size_of(batch))
+        self._has_each |= losses.numel() > 1
+        return losses.numel() if self._has_each and losses.ndim else size_of(batch)
 
     def _check_same(self, seen: Pass) -> None:
         first = self._first = self._first or seen

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
-from crsam._batches import size_of
+from crsam._batches import SizeOf
+from crsam._batches import size_of as default_size_of
 from crsam._stateless import Together, called
 from crsam.curvature.mean_loss import LossFn, MeanLoss
 from crsam.errors import UserError
@@ -45,32 +44,36 @@ def vector_of(losses: Tensor, size: int) -> Tensor:
 
 
 class SlopesAlongWeights(nn.Module):
-    r"""A loss function: $\langle w, \nabla\ell\rangle^2$ of each sample, by forward mode.
+    r"""A loss function: $\langle w, \nabla\ell\rangle^2$ of each sample.
+
+    $Jw$ is the derivative of $\langle J^T u, w\rangle$ by $u$: two backward passes. Forward mode
+    would take one, but goes through what a loss has under ``torch.no_grad``.
 
     Args:
         loss_fn: ``loss_fn(model, batch)``: the loss of each sample.
+        size_of: The number of samples of a batch, if not the length of its first tensor.
     """
 
-    def __init__(self, loss_fn: LossFn) -> None:
+    def __init__(self, loss_fn: LossFn, size_of: SizeOf | None = None) -> None:
         super().__init__()
-        self.loss_fn = loss_fn
+        self.loss_fn, self.size_of = loss_fn, size_of or default_size_of
+        self._has_each = False
 
     def forward(self, model: nn.Module, batch: Any) -> Tensor:
-        with forward_ad.dual_level():
-            duals = {
-                f"model.{name}": _dual(p.detach())
+        with torch.enable_grad():
+            named = {
+                f"model.{name}": p.detach().requires_grad_()
                 for name, p in model.named_parameters()
                 if p.requires_grad
             }
-            out = called(Together(model, self.loss_fn), duals, (batch,))
-            losses, slopes = forward_ad.unpack_dual(out)  # type: ignore[no-untyped-call]
-            if losses.numel() == 1:
-                vector_of(losses, size_of(batch))
-            return torch.zeros_like(losses) if slopes is None else slopes.square()
-
-
-def _dual(weights: Tensor) -> Tensor:
-    """Weights that move in their own direction."""
-    with warnings.catch_warnings():  # of torch about itself, as it loads its forward mode
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return forward_ad.make_dual(weights, weights.clone())  # type: ignore[no-untyped-call]
+            losses = called(Together(model, self.loss_fn), named, (batch,))
+            self._has_each |= losses.numel() > 1
+            if not (self._has_each and losses.ndim):
+                vector_of(losses, self.size_of(batch))
+            if not losses.requires_grad:
+                return torch.zeros_like(losses)
+            weights, u = list(named.values()), torch.zeros_like(losses, requires_grad=True)
+            pulled = torch.autograd.grad(losses, weights, u, create_graph=True, allow_unused=True)
+            parts = [(g * w.detach()).sum() for g, w in zip(pulled, weights) if g is not None]
+            (slopes,) = torch.autograd.grad(parts, u)
+        return slopes.square()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from crsam._states import RandomStates, Snapshot
@@ -20,7 +21,7 @@ def measuring(parts: Sequence[nn.Module], devices: Sequence[torch.device]) -> It
 
     No autocast and no TF32, whose rounding a second difference would magnify. Attention through
     the math kernel: the fused ones have no second derivative. Nothing compiled, for the same
-    reason. Gradients, even if the caller has switched them off.
+    reason. Weight norm written out. Gradients, even if the caller has switched them off.
     """
     snapshot, states = Snapshot(parts), RandomStates(devices)
     with ExitStack() as stack:
@@ -33,9 +34,28 @@ def measuring(parts: Sequence[nn.Module], devices: Sequence[torch.device]) -> It
         stack.enter_context(_full_precision())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(_no_fast_path())
+        stack.enter_context(_plain_weight_norm())
         if "torch._dynamo" in sys.modules:  # else nothing is compiled, and its import takes seconds
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield snapshot
+
+
+@contextmanager
+def _plain_weight_norm() -> Iterator[None]:
+    """Written out: the second derivative of torch's own leaves out a term (seen with 2.13)."""
+    owners: list[Any] = [torch, importlib.import_module("torch.nn.utils.weight_norm")]
+    before = [owner._weight_norm for owner in owners]
+
+    def plain(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+        return v * (g / torch.norm_except_dim(v, 2, dim))
+
+    try:
+        for owner in owners:
+            owner._weight_norm = plain
+        yield
+    finally:
+        for owner, function in zip(owners, before):
+            owner._weight_norm = function
 
 
 @contextmanager

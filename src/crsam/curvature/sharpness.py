@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 
 from crsam._batches import SizeOf
-from crsam.curvature.ascent import Ball, Box, climb
-from crsam.curvature.checks import check_count, check_positive
+from crsam.curvature.ascent import Ball, Box, Peak, climb
+from crsam.curvature.checks import check_count, check_positive, warn
 from crsam.curvature.mean_loss import LossFn, MeanLoss
 
 
@@ -55,7 +55,7 @@ def sharpness(
     check_positive(rho=rho)
     check_count(steps=steps)
     with MeanLoss(model, loss_fn, batches, size_of) as loss:
-        return climb(loss, Ball(rho), steps).rise
+        return _searched(climb(loss, Ball(rho), steps), steps).rise
 
 
 def adaptive_sharpness(
@@ -104,7 +104,8 @@ def adaptive_sharpness(
     check_positive(rho=rho)
     check_count(steps=steps)
     with MeanLoss(model, loss_fn, batches, size_of) as loss:
-        return climb(loss, Ball(rho, [p.detach().abs() for p in loss.params]), steps).rise
+        ball = Ball(rho, [p.detach().abs() for p in loss.params])
+        return _searched(climb(loss, ball, steps), steps).rise
 
 
 def epsilon_sharpness(
@@ -151,5 +152,12 @@ def epsilon_sharpness(
     check_count(steps=steps)
     with MeanLoss(model, loss_fn, batches, size_of) as loss:
         sides = [epsilon * (p.detach().abs() + 1) for p in loss.params]
-        peak = climb(loss, Box(sides), steps)
+        peak = _searched(climb(loss, Box(sides), steps), steps)
         return 100 * peak.rise / (1 + peak.loss - peak.rise)
+
+
+def _searched(peak: Peak, steps: int) -> Peak:
+    """Warns where there was no way up to follow: a higher place may be near all the same."""
+    if steps > 1 and not any(offset.any() for offset in peak.offset):
+        warn("the gradient leads nowhere higher: the sharpness of 0 is that of the weights alone")
+    return peak

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parallel import DistributedDataParallel
 
 from crsam._states import seed_of
 from crsam._tensors import safe_reciprocal
@@ -20,6 +21,12 @@ Direction = Mapping[str, Tensor]
 """By the name of a parameter or buffer, where it goes; what is not named does not move."""
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Without `DistributedDataParallel`, whose hooks would make one rank wait for the others."""
+    inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
+    return inner
 
 
 def random_directions(model: nn.Module, num: int = 2, seed: int = 0) -> list[dict[str, Tensor]]:
@@ -59,12 +66,13 @@ def random_directions(model: nn.Module, num: int = 2, seed: int = 0) -> list[dic
         True
     """
     found: list[dict[str, Tensor]] = [{} for _ in range(num)]
-    for name, weights in _filters(model):
+    for name, weights in _filters(unwrapped(model)):
         rows = weights.detach().double().flatten(1)
         lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
         units: list[Tensor] = []
         for i, direction in enumerate(found):
-            generator = torch.Generator().manual_seed(seed_of("direction", seed, i, name))
+            own = name.replace("_orig_mod.", "")  # a compiled model is looked at along the same
+            generator = torch.Generator().manual_seed(seed_of("direction", seed, i, own))
             drawn = torch.randn(rows.shape, dtype=torch.float64, generator=generator)
             unit = _across(drawn.to(rows.device), units)
             units.append(unit)
@@ -129,6 +137,7 @@ def toward(model: nn.Module, other: nn.Module) -> dict[str, Tensor]:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    model = unwrapped(model)
     both = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {name: t for name, t in both.items() if t.is_floating_point()}
 
@@ -166,7 +175,7 @@ def plane(model: nn.Module, second: nn.Module, third: nn.Module) -> Plane:
         ((0.0, 0.0), (1.0, 0.0), (0.5, 1.5))
     """
     first, other = toward(model, second), toward(model, third)
-    names = [name for name, p in model.named_parameters() if p.is_floating_point()]
+    names = [name for name, p in unwrapped(model).named_parameters() if p.is_floating_point()]
 
     def dot(a: Direction, b: Direction) -> float:
         return sum((a[name].double() * b[name].double()).sum().item() for name in names)

@@ -9,7 +9,7 @@ import math
 import time
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,22 @@ class Keeper:
         if sizes != here:
             return f"points: {sizes} there, {here} here"
         return "of other weights, directions, points or data"
+
+    def check(self, loss_at: Callable[[int], float]) -> None:
+        """Looks at one of the points that are there once more: it may be another loss function's.
+
+        Raises:
+            UserError: If it is.
+        """
+        known = np.flatnonzero(np.isfinite(self.loss))
+        if not known.size:
+            return
+        there, here = float(self.loss.flat[known[0]]), loss_at(int(known[0]))
+        if not math.isclose(there, here, rel_tol=1e-3, abs_tol=1e-6):
+            raise UserError(
+                f"{self.path} holds another landscape (a loss of {there:.6g} there, {here:.6g} "
+                "here): start over (--fresh), or give another name"
+            )
 
     def lacks(self, part: list[int]) -> bool:
         """Whether one of these points was not evaluated."""

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from crsam._batches import SizeOf, is_one_batch, own_generators, size_of
+from crsam._batches import SizeOf, counted, is_one_batch, own_generators, size_of
 from crsam._stateless import called
+from crsam._states import RandomStates, seed_all
 from crsam.errors import UserError
 from crsam.landscape.place import Place
 
@@ -35,6 +36,8 @@ class Mean:
     ) -> None:
         self.loss_fn, self.size_of, self.batch_norm = loss_fn, size_of, batch_norm
         self.batches = held(batches)
+        self._has_each = False
+        """Whether `loss_fn` returned several: then one is that of a single sample, not a mean."""
 
     def at(self, place: Place, point: Sequence[float]) -> list[Tensor]:
         """The mean loss, and the accuracy where there is one."""
@@ -82,12 +85,16 @@ class Mean:
 
     def _size(self, batch: Any, losses: Tensor | None) -> int:
         if self.size_of is not None:
-            return self.size_of(batch)
-        return losses.numel() if losses is not None and losses.numel() > 1 else size_of(batch)
+            return counted(self.size_of(batch))
+        if losses is None or not losses.ndim:
+            return size_of(batch)
+        self._has_each |= losses.numel() > 1
+        return losses.numel() if self._has_each else size_of(batch)
 
 
 def held(batches: Any) -> list[Any]:
-    """All batches, in memory; a loader's own generator is left as it was.
+    """All batches, in memory, in an order that is the same every time; random states are left as
+    they were.
 
     Raises:
         UserError: If there are none.
@@ -98,10 +105,15 @@ def held(batches: Any) -> list[Any]:
         raise UserError(
             f"batches must be a list of batches or a DataLoader, got {type(batches).__name__}"
         )
+    everyone = RandomStates([])
     states = [(generator, generator.get_state()) for generator in own_generators(batches)]
     try:
+        seed_all(0, [])
+        for generator, _ in states:
+            generator.manual_seed(0)
         found = list(batches)
     finally:
+        everyone.put_back()
         for generator, state in states:
             generator.set_state(state)
     if not found:

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from crsam import _tensors as tn
 from crsam._states import RandomStates, Snapshot, seed_all
 from crsam.errors import UserError
-from crsam.landscape.directions import Direction
+from crsam.landscape.directions import Direction, unwrapped
 
 
 class Place:
@@ -34,8 +33,7 @@ class Place:
     def __init__(
         self, model: nn.Module, others: Sequence[Any], directions: Sequence[Direction]
     ) -> None:
-        # Its hooks would make one rank wait for the others.
-        self.model = model.module if isinstance(model, DistributedDataParallel) else model
+        self.model = unwrapped(model)
         self.parts = [self.model, *(part for part in others if isinstance(part, nn.Module))]
         named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         self.axes = [checked(direction, named) for direction in directions]

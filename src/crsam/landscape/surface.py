@@ -103,6 +103,7 @@ def surface(
         ranks = Ranks(group, place.device, mark)
         keeper = Keeper(file, {**(about or {}), "fingerprint": mark}, grid, ranks.is_main)
         ranks.wait()  # until all have read what is there, or the main one might write it anew
+        keeper.check(lambda k: evaluated(mean, place, grid.points([k]))[0, 0].item())
         todo = [part for part in grid.parts(at_once) if keeper.lacks(part)]
         done = grid.size - sum(map(len, todo))
         shown = None if progress and ranks.is_main else False

@@ -21,7 +21,7 @@ def geometry(groups: Sequence[Group]) -> list[dict[str, Any]]:
     splits = sorted({split for run in runs for split in run.measures})
     sources: list[tuple[str, Callable[[Run], Figures]]] = [
         (f"After the last epoch, {_images(runs)}training images ([measure])", _last_measured),
-        *((f"{_images(runs, on)}{on} images (crsam measure)", _measured_on(on)) for on in splits),
+        *(source for on in splits for source in _measured(runs, on)),
         ("After the last epoch, at most 2,048 training images (result.json)", _of_result),
     ]
     tables = [table_of(title, figures, groups) for title, figures in sources]
@@ -79,9 +79,34 @@ def _last_measured(run: Run) -> Figures:
     }
 
 
-def _measured_on(split: str) -> Callable[[Run], Figures]:
+def _measured(runs: Sequence[Run], split: str) -> list[tuple[str, Callable[[Run], Figures]]]:
+    """A source for each way in which ``crsam measure`` was asked: what differs is not averaged."""
+    ways = dict.fromkeys(_way(run, split) for run in runs if split in run.measures)
+    different = [name for i, name in enumerate(SETTINGS) if len({way[i] for way in ways}) > 1]
+    sources = []
+    for way in ways:
+        mine = [run for run in runs if _way(run, split) == way]
+        told = dict(zip(SETTINGS, way))
+        apart = "".join(f", {name} {told[name]}" for name in different if name != "samples")
+        title = f"{_images(mine, split)}{split} images (crsam measure{apart})"
+        sources.append((title, _measured_on(split, way)))
+    return sources
+
+
+SETTINGS = ("step", "samples", "rho", "num_probes", "seed")
+"""What figures of ``crsam measure`` depend on; of a step, whether it is the last."""
+
+
+def _way(run: Run, split: str) -> tuple[str, ...]:
+    measured = run.measures.get(split, {})
+    at_the_end = measured.get("step") == run.result.get("steps")
+    said = {**measured, "step": "the last"} if at_the_end else measured
+    return tuple(str(said.get(name)) for name in SETTINGS)
+
+
+def _measured_on(split: str, way: tuple[str, ...]) -> Callable[[Run], Figures]:
     def figures(run: Run) -> Figures:
-        metrics = run.measures.get(split, {}).get("metrics")
+        metrics = run.measures.get(split, {}).get("metrics") if _way(run, split) == way else None
         found = metrics.items() if isinstance(metrics, dict) else ()
         return {
             key: (float(each["value"]), _error(each.get("stderr")))
