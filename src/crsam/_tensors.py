@@ -1,4 +1,4 @@
-"""Algebra on lists of tensors: the one place that calls ``torch._foreach_*``.
+"""Algebra on lists of tensors, by ``torch._foreach_*``.
 
 A list stands for one long vector (all parameters, or all their gradients). Functions whose name
 ends in ``_`` work in place on their first argument and return it. Nothing here waits for the

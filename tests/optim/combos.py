@@ -76,7 +76,7 @@ def combinations() -> dict[str, Maker]:
     return {
         f"{type(a).__name__}-{type(o).__name__}{i}-{type(s).__name__}": maker(a, o, s)
         for i, (a, o, s) in enumerate(parts)
-        if s.refuses(a, o) is None
+        if s.refuses(o) is None
     }
 
 

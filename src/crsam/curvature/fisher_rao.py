@@ -16,9 +16,8 @@ def fisher_rao(
 ) -> float:
     r"""$E[\langle w, \nabla\ell\rangle^2]$ over the samples: the square of the Fisher–Rao norm.
 
-    Liang et al. 2019. The slope of each sample's loss along the weights comes out of a forward
-    pass with forward-mode derivatives: one such pass over the data, at two to three times the cost
-    of a plain one.
+    Liang et al. 2019. The slopes of all samples' losses along the weights come out of one pass over
+    the data, with two backward passes for each batch.
 
     Args:
         model: The model, in the mode it is to be measured in; left as found.

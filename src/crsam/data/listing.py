@@ -99,7 +99,7 @@ def find_split(root: Path, *names: str) -> Listing:
     for name in names:
         folder = root / name
         if folder.is_dir():
-            inside = [] if any(e.is_dir() for e in _visible(folder)) else _archives(folder, "")
+            inside = [] if any(e.is_dir() for e in visible(folder)) else _archives(folder, "")
             return list_archives(inside, named=True) if inside else list_folder(folder)
         if found := _archives(root, name) if root.is_dir() else []:
             return list_archives(found)
@@ -122,7 +122,7 @@ def holds_classes(folder: Path) -> bool:
     """
     if not folder.is_dir():
         return False
-    entries = list(_visible(folder))
+    entries = list(visible(folder))
     packed = [e.name for e in entries if e.name.lower().endswith((*SUFFIXES, *PACKED))]
     if any(re.match(r"(train|val|test)(?![a-z])", name, re.IGNORECASE) for name in packed):
         return False
@@ -136,7 +136,7 @@ def holds_classes(folder: Path) -> bool:
 
 def _is_class(folder: os.DirEntry[str]) -> bool:
     """Whether there are images right in it, and no further folders."""
-    entries = list(_visible(folder))
+    entries = list(visible(folder))
     return any(is_image(e.name) for e in entries) and not any(e.is_dir() for e in entries)
 
 
@@ -149,7 +149,7 @@ def list_folder(folder: Path) -> Listing:
     classes: dict[str, int] = {}
     names: list[str] = []
     others: list[str] = []
-    for entry in _visible(folder):
+    for entry in visible(folder):
         if entry.is_dir():
             found, left_out = _files_of_class(entry)
             classes[entry.name] = len(found)
@@ -232,7 +232,7 @@ def tell_left_out(where: Path, names: Sequence[str]) -> None:
 def _archives(folder: Path, start: str) -> list[Path]:
     """``start.tar``, ``start-0001.tar``, ``start_a.zip`` and so on, but not ``started.tar``."""
     found = []
-    for entry in _visible(folder):
+    for entry in visible(folder):
         rest = entry.name.removeprefix(start)
         mine = entry.name.startswith(start) and not (start and rest[:1].isalpha())
         if mine and entry.name.lower().endswith(SUFFIXES) and entry.is_file():
@@ -250,7 +250,7 @@ def _check_unique(archives: Sequence[Path], found: list[tuple[str, str, int, Mem
 def _files_of_class(folder: os.DirEntry[str]) -> tuple[list[str], list[str]]:
     """The images, and the files that are none by their names."""
     names, others = [], []
-    for entry in _visible(folder):
+    for entry in visible(folder):
         if entry.is_dir():
             raise UserError(
                 f"{entry.path} is a folder in the folder of a class: images must lie right in "
@@ -265,7 +265,7 @@ def _files_of_class(folder: os.DirEntry[str]) -> tuple[list[str], list[str]]:
     return names, others
 
 
-def _visible(folder: Path | os.DirEntry[str]) -> Iterator[os.DirEntry[str]]:
+def visible(folder: Path | os.DirEntry[str]) -> Iterator[os.DirEntry[str]]:
     """What is in a folder, by name: the order of a file system is its own."""
     try:
         with os.scandir(folder) as entries:

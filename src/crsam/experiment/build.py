@@ -147,10 +147,7 @@ def why_eager(recipe: Recipe, clips: bool) -> str | None:
 
 def looks_at_samples(optimizer: Optimizer) -> bool:
     """Whether its step wants a `PerSample` closure."""
-    if not isinstance(optimizer, crsam.SharpnessAware):
-        return False
-    parts = (optimizer.ascent, optimizer.objective, optimizer.schedule)
-    return any(part.needs_samples for part in parts)
+    return any(part.needs_samples for part in getattr(optimizer, "parts", ()))
 
 
 def build_model(

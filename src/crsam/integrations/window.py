@@ -137,7 +137,7 @@ def check_plain_closure(optimizer: SharpnessAware, instead: str) -> None:
         optimizer: Ours.
         instead: What the user can do.
     """
-    for part in (optimizer.ascent, optimizer.objective, optimizer.schedule):
+    for part in optimizer.parts:
         if part.needs_samples:
             raise UserError(
                 f"{type(optimizer).__name__} ({type(part).__name__}) looks at single samples of "

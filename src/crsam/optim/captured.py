@@ -38,7 +38,7 @@ def why_not(optimizer: Optimizer) -> str | None:
     base = optimizer
     if isinstance(optimizer, SharpnessAware):
         base = optimizer.base
-        for part in (optimizer.ascent, optimizer.objective, optimizer.schedule):
+        for part in optimizer.parts:
             if not part.stays_on_device:
                 return f"{type(part).__name__} reads or draws numbers on the host"
     if any(p.device.type != "cuda" for group in base.param_groups for p in group["params"]):
@@ -151,7 +151,7 @@ class Captured:
     def _fixed(self) -> tuple[Any, ...]:
         """What a graph holds as it was when it was captured."""
         ours = self.optimizer
-        return (*ours._parts, ours.max_norm) if isinstance(ours, SharpnessAware) else ()
+        return (*ours.parts, ours.max_norm) if isinstance(ours, SharpnessAware) else ()
 
     def _start_over_if_changed(self) -> None:
         now = self._fixed()

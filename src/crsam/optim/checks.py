@@ -162,7 +162,7 @@ def check_parts(ascent: Ascent, objective: Objective, schedule: Schedule) -> Non
     names = [name for part in (ascent, objective, schedule) for name in part.hyper]
     if len(names) != len(set(names)):
         raise ValueError(f"two parts share the name of a hyper-parameter: {names}")
-    reason = schedule.refuses(ascent, objective)
+    reason = schedule.refuses(objective)
     if reason is not None:
         raise ValueError(reason)
 

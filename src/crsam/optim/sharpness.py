@@ -150,7 +150,7 @@ class SharpnessAware(Wrapper):
     def _whole_step(self, closure: Closure | Divisible | None, scaler: GradScaler | None) -> Tensor:
         if closure is None and only_makes_state(self.base):
             return self._make_state()
-        closure = checked_closure(closure, type(self).__name__, self._parts)
+        closure = checked_closure(closure, type(self).__name__, self.parts)
         step, loss = self._take(closure, usable(scaler, self.base, closure))
         if step.is_skipped:
             self.report = step.report
@@ -202,7 +202,7 @@ class SharpnessAware(Wrapper):
         for p in self._all_params():  # of parameters frozen since their last step, too
             p.grad = None
         unscaling = None if scaler is None else Unscaling(scaler, self._trained_params())
-        passes = Passes(self._parts, self.model, unscaling)
+        passes = Passes(self.parts, self.model, unscaling)
         step, loss, surrogate = passes(pieces_of(closure, self.scope), self._new_step)
         if unscaling is not None:
             self._witness = self._witness or new_witness(step.params[0].device)
@@ -228,7 +228,7 @@ class SharpnessAware(Wrapper):
             groups=[g for _, g in pairs],
             values=self._values or self._value,
             memory=self._memory,
-            numbers={n: first[PREFIX + n] for part in self._parts for n in part.numbers},
+            numbers={n: first[PREFIX + n] for part in self.parts for n in part.numbers},
             count=first[COUNTER],
             seed=self.seed,
             parallel=leader.parallel
@@ -267,5 +267,5 @@ class SharpnessAware(Wrapper):
         return {k: v for k, v in self.__dict__.items() if k != "step"} | {"group": None}
 
     def __repr__(self) -> str:
-        parts = ", ".join(map(repr, self._parts))
+        parts = ", ".join(map(repr, self.parts))
         return f"{type(self).__name__}({parts}, base={self.base!r})"

@@ -47,11 +47,11 @@ class Wrapper(Optimizer):
         self._memory: dict[nn.Parameter, dict[str, Tensor]] = {}
         self._keys = {
             name: PREFIX + name if name in base.defaults else name
-            for part in self._parts
+            for part in self.parts
             for name in part.hyper
         }
-        self._hyper = {self._keys[n]: getattr(part, n) for part in self._parts for n in part.hyper}
-        self._numbers = {PREFIX + n: 0.0 for part in self._parts for n in part.numbers}
+        self._hyper = {self._keys[n]: getattr(part, n) for part in self.parts for n in part.hyper}
+        self._numbers = {PREFIX + n: 0.0 for part in self.parts for n in part.numbers}
         forget(base)
         for params in base.param_groups:
             self._check_group(params)
@@ -121,7 +121,7 @@ class Wrapper(Optimizer):
         self.base.state = state
 
     @property
-    def _parts(self) -> tuple[Ascent, Objective, Schedule]:
+    def parts(self) -> tuple[Ascent, Objective, Schedule]:
         return (self.ascent, self.objective, self.schedule)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -141,7 +141,7 @@ class Wrapper(Optimizer):
             group.setdefault(LR_MAX, float(group.get("initial_lr", group["lr"])))
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
-        for part in self._parts:
+        for part in self.parts:
             for name in part.hyper:
                 if self._keys[name] in group:
                     part.check(name, group[self._keys[name]])
@@ -151,7 +151,7 @@ class Wrapper(Optimizer):
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         has_any = bool(self._memory or self.state or self.param_groups[0][COUNTER])
-        memory = completed(self._memory, self._trained_params(), self._parts) if has_any else {}
+        memory = completed(self._memory, self._trained_params(), self.parts) if has_any else {}
         found = merged(self.base.state_dict(), self._all_params(), memory)
         for after in self._optimizer_state_dict_post_hooks.values():
             found = after(self, found) or found
@@ -160,7 +160,7 @@ class Wrapper(Optimizer):
     def _make_state(self) -> Tensor:
         """What a first step would make, as ``torch.distributed.checkpoint`` wants to see it."""
         self.base.step()
-        self._memory = completed(self._memory, self._trained_params(), self._parts)
+        self._memory = completed(self._memory, self._trained_params(), self.parts)
         return torch.zeros(())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -177,7 +177,7 @@ class Wrapper(Optimizer):
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         check_state(state_dict)
-        names = {name for part in self._parts for name in part.memory}
+        names = {name for part in self.parts for name in part.memory}
         check_method(type(self).__name__, state_dict, self.base, names)
         for saved in state_dict["param_groups"]:
             self._check_group(saved)

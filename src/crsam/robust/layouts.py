@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from crsam.data.listing import is_image, tell_left_out
+from crsam.data.listing import is_image, tell_left_out, visible
 from crsam.errors import UserError
 from crsam.robust.constants import NAMES, SEVERITIES
 from crsam.robust.settings import expected
@@ -39,20 +39,14 @@ def files_by_class(folder: Path) -> Files:
 
 def _files(folder: Path) -> Files:
     found, others = {}, []
-    for each in [entry for entry in _visible(folder) if entry.is_dir()]:
-        inside = [entry for entry in _visible(each) if not entry.is_dir()]
+    for each in [entry for entry in visible(folder) if entry.is_dir()]:
+        inside = [entry for entry in visible(each) if not entry.is_dir()]
         found[each.name] = [entry.path for entry in inside if _is_image(entry)]
         others += [f"{each.name}/{entry.name}" for entry in inside if not _is_image(entry)]
     found = {name: files for name, files in found.items() if files}
     if found:
         tell_left_out(folder, others)
     return found
-
-
-def _visible(folder: Path | os.DirEntry[str]) -> list[os.DirEntry[str]]:
-    with os.scandir(folder) as entries:
-        shown = [entry for entry in entries if not entry.name.startswith(".")]
-    return sorted(shown, key=lambda entry: entry.name)
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:

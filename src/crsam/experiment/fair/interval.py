@@ -19,7 +19,11 @@ class Interval:
     """Of values that it is the mean of; of one, nothing is known and the ends are NaN."""
 
 
-def interval(differences: Sequence[float], level: float = 0.95) -> Interval:
+LEVEL = 0.95
+"""How often an interval holds the true mean, if differences are normal."""
+
+
+def interval(differences: Sequence[float]) -> Interval:
     r"""Student's interval of the mean, $\bar d \pm t_{n-1}\, s/\sqrt n$.
 
     Differences of runs that share a seed: first weights, order of the batches and augmentation are
@@ -27,7 +31,6 @@ def interval(differences: Sequence[float], level: float = 0.95) -> Interval:
 
     Args:
         differences: One for each seed.
-        level: How often such an interval holds the true mean, if differences are normal.
 
     Example:
         >>> found = interval([0.1, 0.2, 0.3])
@@ -40,6 +43,6 @@ def interval(differences: Sequence[float], level: float = 0.95) -> Interval:
     mean = statistics.fmean(differences) if num else math.nan
     if num < 2:
         return Interval(mean, math.nan, math.nan, num)
-    t = float(stdtrit(num - 1, (1 + level) / 2))
+    t = float(stdtrit(num - 1, (1 + LEVEL) / 2))
     half = t * statistics.stdev(differences) / math.sqrt(num)
     return Interval(mean, mean - half, mean + half, num)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from crsam._tensors import Tensors
-from crsam.optim.ascent.base import Ascent
 from crsam.optim.closure import Selection
 from crsam.optim.objective.base import Objective
 from crsam.optim.part import Registered
@@ -14,12 +13,16 @@ from crsam.optim.step import Step
 class Schedule(Registered):
     """A rule for when the perturbed passes are taken, on which samples, and what follows else."""
 
-    def refuses(self, ascent: Ascent, objective: Objective) -> str | None:
-        """Why this schedule cannot go with these parts, if so."""
+    def refuses(self, objective: Objective) -> str | None:
+        """Why this schedule cannot go with this objective, if so."""
         return None
 
     def pays(self, step: Step) -> bool:
-        """Whether this step takes the perturbed passes; the first pass is done."""
+        """Whether this step takes the perturbed passes.
+
+        Asked after the first pass; of steps that are captured before it, so that a schedule which
+        stays on the device decides by ``step.count`` alone.
+        """
         return True
 
     def part(

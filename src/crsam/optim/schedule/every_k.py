@@ -9,7 +9,6 @@ import torch
 
 from crsam import _tensors as tn
 from crsam._tensors import Tensors
-from crsam.optim.ascent.base import Ascent
 from crsam.optim.objective.base import Objective
 from crsam.optim.objective.weighted import Weighted
 from crsam.optim.part import at_least
@@ -39,7 +38,7 @@ class EveryK(Schedule):
         super().__post_init__()
         at_least("k", self.k, 1)
 
-    def refuses(self, ascent: Ascent, objective: Objective) -> str | None:
+    def refuses(self, objective: Objective) -> str | None:
         if isinstance(objective, Weighted) and objective.decoupled:
             return (
                 "EveryK reuses the surrogate gradient, and the decoupled Weighted objective steps "

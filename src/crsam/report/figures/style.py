@@ -1,4 +1,4 @@
-"""How figures look, and how they are written; the only place that imports matplotlib.
+"""How figures look, and how they are written.
 
 Colours are those of Okabe and Ito, which people with any kind of colour vision can tell apart;
 every group has a line style and a marker of its own besides. Maps are viridis: even in lightness.
