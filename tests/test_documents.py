@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+import crsam
+from crsam.optim.registry import defaults
 from crsam.report.figures.landscapes import rings
 from crsam.report.landscapes import read_landscape
 
@@ -352,6 +354,17 @@ def test_two_hundred_epochs_are_told_as_their_summary_has_them() -> None:
         traces = [value for value in epochs["measure_normalized_trace"] if value is not None]
         assert " | ".join(f"{value:,.0f}" for value in traces) in told
         assert accuracy in readme or run["contestant"] == "SAM at 0.1"
+
+
+def test_the_options_of_methods_are_shown_with_their_defaults() -> None:
+    page = (ROOT / "docs/methods.md").read_text()
+    for name in crsam.methods():
+        (line,) = re.findall(rf"^\| `{name}` \|.*$", page, re.MULTILINE | re.IGNORECASE)
+        told = dict(re.findall(r"`(\w+)=([^`]+)`", line.split(" | ")[-1]))
+        common = {"max_norm": None, "model": None, "seed": 0, "scope": "batch", "group": None}
+        common |= {"warmup": 0}
+        own = {k: v for k, v in defaults(name).items() if k not in common or common[k] != v}
+        assert told == {key: repr(value).replace("'", '"') for key, value in own.items()}
 
 
 def test_the_study_file_of_the_docs_is_accepted(tmp_path: Path) -> None:
