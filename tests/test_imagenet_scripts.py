@@ -15,6 +15,9 @@ import torch
 from PIL import Image
 
 from crsam.data import random
+from crsam.experiment.fair.conduct import conduct
+from crsam.experiment.fair.file import load_study
+from crsam.experiment.fair.verdict import verdict
 from crsam.experiment.run import evaluate_run
 
 ROOT = Path(__file__).parents[1]
@@ -50,22 +53,16 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def test_both_studies_of_imagenette_in_one_process(
-    script: Script, photos: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("name", "base"), [("resnet50", "SGD"), ("vit_s32", "AdamW")])
+def test_a_study_of_imagenette(name: str, base: str, photos: Path, tmp_path: Path) -> None:
     sizes = ["data.image_size=32", "train.batch_size=6", "train.epochs=1", "schedule.warmup=0"]
-    options = ["--data", str(photos), "--out", str(tmp_path / "runs")]
-    options += ["--results", str(tmp_path / "results"), "study.seeds=[0]", *sizes]
-    out = script("imagenette", "train.precision=float32", *options)
-    bases = {"imagenette_resnet50": "SGD", "imagenette_vit_s32": "AdamW"}
-    for name, base in bases.items():
-        summary = json.loads((tmp_path / "results" / f"{name}.json").read_text())
-        assert summary["is_complete"]
-        rows = [row["contestant"] for row in summary["verdict"]["rows"]]
-        assert rows == [base, "SAM", "R-SAM", "CR-SAM"]
-    places = [line for line in out.splitlines() if line.startswith(str(tmp_path / "runs"))]
-    assert len(places) == 8
-    step, score = evaluate_run(places[-1])
+    sizes += [f"data.root={photos}", "study.seeds=[0]", "train.precision=float32", SMALL[-1]]
+    study = load_study(f"imagenette_{name}", sizes)
+    progress = conduct(study, tmp_path / "runs")
+    assert progress.is_complete
+    rows = [row.contestant for row in verdict(progress).rows]
+    assert rows == [base, "SAM", "R-SAM", "CR-SAM"]
+    step, score = evaluate_run(tmp_path / "runs" / progress.jobs[-1].place)
     assert step == 1
     assert score.accuracy in (0, 50, 100)
 

@@ -151,8 +151,11 @@ def test_what_is_done_is_not_done_again_and_fresh_starts_over(
 ) -> None:
     first = landscape_runs(runs[:1], View(**FEW))
     with monkeypatch.context() as patch:
-        patch.setattr(of_runs, "losses_and_right", pytest.fail)
+        looked: list[object] = []
+        losses = of_runs.losses_and_right
+        patch.setattr(of_runs, "losses_and_right", lambda *a: (looked.append(a), losses(*a))[1])
         same(*first.values(), *landscape_runs(runs[:1], View(**FEW)).values())
+        assert len(looked) == 1  # at one point, to see that it is the same loss
     with pytest.raises(UserError, match=r"holds another landscape \(seed: 0 there, 1 here\)"):
         landscape_runs(runs[:1], View(seed=1, **FEW))
     landscape_runs(runs[:1], View(seed=1, **FEW), stem="other")
