@@ -140,3 +140,19 @@ def test_waiting_and_broken_images_are_shown_where_there_were_any(tmp_path: Path
     found = columns(data_wait=0.3, broken_images=2)
     assert found["broken_images"][-1]["mean"] == 2
     assert found["data_wait"][-1]["mean"] == pytest.approx(0.3)
+
+
+def test_runs_that_were_only_to_choose_by_are_left_out_unless_there_are_no_others(
+    tmp_path: Path,
+) -> None:
+    for name, changes in {"final": [], "choose": ["log.test=false"]}.items():
+        make_run(tmp_path / name / "sam/seed0", "sam", 0, *changes)
+    page = tmp_path / "report.html"
+
+    def shown(*folders: Path, everything: bool = False) -> list[str]:
+        runs = write_page(folders, page, everything=everything)
+        return sorted(run.path.relative_to(tmp_path).parts[0] for run in runs)
+
+    assert shown(tmp_path) == ["final"]
+    assert shown(tmp_path, everything=True) == ["choose", "final"]
+    assert shown(tmp_path / "choose") == ["choose"]

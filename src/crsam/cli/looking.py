@@ -178,6 +178,9 @@ def report(
         typer.Option(metavar="DIR", help="Instead: watch this folder, live on this machine."),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of --serve; 0: any.")] = 8017,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also the runs that a study or a sweep only chose by.")
+    ] = False,
 ) -> None:
     """Tables, curves and landscapes of runs on one page that needs nothing but a browser."""
     if (serve is None) == (not folders):
@@ -185,7 +188,7 @@ def report(
     if serve is not None:
         serve_live(serve, port)
         return
-    runs = write_page(folders or [], out, title=title)
+    runs = write_page(folders or [], out, title=title, everything=everything)
     unwell = sum(bool(one.problems) for one in runs)
     print(
         f"{out}: {len(runs)} run{'s' * (len(runs) > 1)}, {out.stat().st_size / 1e6:.2f} MB"

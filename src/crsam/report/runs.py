@@ -69,6 +69,13 @@ class Run:
         return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
+def tested(runs: Sequence[Run]) -> list[Run]:
+    """Without those that were only to choose by, unless there are no others."""
+    tables = [run.recipe.get("log") for run in runs]
+    only_chose = [isinstance(table, dict) and table.get("test") is False for table in tables]
+    return [run for run, chose in zip(runs, only_chose) if not chose] or list(runs)
+
+
 def read_runs(paths: Sequence[str | Path]) -> list[Run]:
     """All runs in these folders, each a run, a comparison, or a folder of such.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from crsam._files import write
 from crsam.errors import UserError
 from crsam.report.page.content import Content, content_of
-from crsam.report.runs import Run, read_runs
+from crsam.report.runs import Run, read_runs, tested
 
 SCRIPTS = ("dom.js", "axes.js", "lines.js", "chart.js", "curves.js", "raster.js", "surface.js",
            "landscapes.js", "tables.js", "sections.js", "main.js")  # fmt: skip
@@ -24,13 +24,16 @@ POINTS = (2000, 1000, 500, 250, 120, 60, 30)
 """Of a curve: the most that fit are taken."""
 
 
-def write_page(paths: Sequence[str | Path], file: str | Path, *, title: str = "") -> list[Run]:
+def write_page(
+    paths: Sequence[str | Path], file: str | Path, *, title: str = "", everything: bool = True
+) -> list[Run]:
     """Writes the report of these runs, comparisons or folders of them into one HTML file.
 
     Args:
         paths: The folders.
         file: Where to; its folder is made.
         title: Of the page; else the methods.
+        everything: With the runs that were only to choose by, of a study or a sweep.
 
     Returns:
         The runs that are in it.
@@ -39,6 +42,7 @@ def write_page(paths: Sequence[str | Path], file: str | Path, *, title: str = ""
         UserError: If there is no run, or the file cannot be written.
     """
     runs = read_runs(paths)
+    runs = runs if everything else tested(runs)
     place = Path(file)
     if place.is_dir():
         raise UserError(f"{place} is a folder: -o takes the name of a file, such as report.html")
