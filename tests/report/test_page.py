@@ -145,7 +145,7 @@ def test_waiting_and_broken_images_are_shown_where_there_were_any(tmp_path: Path
 def test_runs_that_were_only_to_choose_by_are_left_out_unless_there_are_no_others(
     tmp_path: Path,
 ) -> None:
-    for name, changes in {"final": [], "choose": ["log.test=false"]}.items():
+    for name, changes in {"final": [], "choose": ["log.test=false", "data.validation=0.1"]}.items():
         make_run(tmp_path / name / "sam/seed0", "sam", 0, *changes)
     page = tmp_path / "report.html"
 
