@@ -336,6 +336,9 @@ def test_test_images_of_another_kind_are_told_as_they_were_measured() -> None:
     )
     assert f"right on {held_out:.1f} % of held-out training images" in section
     assert f"right on {own:.1f} % of them" in section
+    held = json.loads((ROOT / "results/tiny_imagenet_held_out.json").read_text())
+    for run in held["runs"]:
+        assert f"{run['test_accuracy']:.2f}" in section
 
 
 def test_two_hundred_epochs_are_told_as_their_summary_has_them() -> None:

@@ -143,7 +143,7 @@ def test_waiting_and_broken_images_are_shown_where_there_were_any(tmp_path: Path
 
 
 def test_runs_that_were_only_to_choose_by_are_left_out_unless_there_are_no_others(
-    tmp_path: Path,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, changes in {"final": [], "choose": ["log.test=false", "data.validation=0.1"]}.items():
         make_run(tmp_path / name / "sam/seed0", "sam", 0, *changes)
@@ -154,5 +154,6 @@ def test_runs_that_were_only_to_choose_by_are_left_out_unless_there_are_no_other
         return sorted(run.path.relative_to(tmp_path).parts[0] for run in runs)
 
     assert shown(tmp_path) == ["final"]
+    assert "only to choose by are left out: 1 (--all)" in capsys.readouterr().err
     assert shown(tmp_path, everything=True) == ["choose", "final"]
     assert shown(tmp_path / "choose") == ["choose"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -138,10 +137,10 @@ def has_moved(place: RunFolder, recipe: Recipe) -> bool:
 def remembered(place: RunFolder, recipe: Recipe, device: torch.device) -> Splits | None:
     """The data of a run without its images; None if its folder does not say."""
     file = place.path / DATA_FILE
-    if not file.is_file():
+    said = _files.read_json(file)
+    if said is None:
         return None
     try:
-        said = json.loads(file.read_text())
         classes, shape = tuple(said["classes"]), tuple(said["shape"])
         nothing = Held(
             torch.empty(0, *shape, dtype=torch.uint8, device=device),

@@ -50,8 +50,7 @@ class Verdict:
     tried: tuple[Tried, ...]
     rows: tuple[Row, ...]
     at_equal_time: tuple[tuple[str, Interval], ...]
-    """Against who was given more epochs, those whose runs take as long: who, and the difference.
-    """
+    """Against those that were given more epochs, whoever takes as long: name and difference."""
     loss_at_equal_time: tuple[tuple[str, Interval], ...]
     at_an_edge: tuple[str, ...]
     """Contestants that chose the first or last of a range, as "NAME: rho = 0.4"."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from crsam._files import write
 from crsam.errors import UserError
+from crsam.progress import say
 from crsam.report.page.content import Content, content_of
 from crsam.report.runs import Run, read_runs, tested
 
@@ -41,8 +42,10 @@ def write_page(
     Raises:
         UserError: If there is no run, or the file cannot be written.
     """
-    runs = read_runs(paths)
-    runs = runs if everything else tested(runs)
+    found = read_runs(paths)
+    runs = found if everything else tested(found)
+    if len(runs) < len(found):
+        say(f"runs that were only to choose by are left out: {len(found) - len(runs)} (--all)")
     place = Path(file)
     if place.is_dir():
         raise UserError(f"{place} is a folder: -o takes the name of a file, such as report.html")
