@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import scipy.stats
 
 import crsam
 from crsam.optim.registry import defaults
@@ -237,8 +238,9 @@ MEASURED = ("gradient_norm", "hessian_trace", "normalized_trace", "top_eigenvalu
 @pytest.mark.parametrize(
     ("file", "heading"),
     [
-        ("cifar10_resnet18", "Sixty epochs, three seeds"),
-        ("tiny_imagenet_own_test", "Tiny ImageNet"),
+        ("cifar10_resnet18", "Sixty epochs"),
+        ("tiny_imagenet_held_out", "Tiny ImageNet"),
+        ("tiny_imagenet_own_test", "Tiny ImageNet's own test images"),
     ],
 )
 def test_studies_are_told_as_their_summaries_have_them(file: str, heading: str) -> None:
@@ -268,11 +270,106 @@ def test_studies_are_told_as_their_summaries_have_them(file: str, heading: str) 
         assert re.search(rf"^\| {tried['contestant']}.*{re.escape(cell)}", section, re.MULTILINE)
 
 
-def test_the_readme_quotes_the_study_of_cifar10() -> None:
-    readme = (ROOT / "README.md").read_text()
-    verdict = json.loads((ROOT / "results/cifar10_resnet18.json").read_text())["verdict"]
-    for row in verdict["rows"]:
-        assert f"{row['accuracy']['mean']:.2f}" in readme
+def by_seed(*files: str) -> dict[str, dict[int, dict[str, Any]]]:
+    """The tested runs of several summaries, by contestant and seed."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for name in files:
+        for run in json.loads((ROOT / f"results/{name}.json").read_text())["runs"]:
+            if run["stage"] != "choose":
+                longer = ", equal time" if run["stage"] == "equal-time" else ""
+                found.setdefault(run["contestant"] + longer, {})[run["seed"]] = run
+    return found
+
+
+def paired(found: Any, one: str, other: str, of: str, digits: int = 2) -> str:
+    """The mean of the differences that two contestants have, seed by seed, as docs have it."""
+    seeds = found[one].keys() & found[other].keys()
+    differences = [found[one][seed][of] - found[other][seed][of] for seed in seeds]
+    ends = scipy.stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+    mean = statistics.mean(differences)
+    return with_interval({"mean": mean, "low": ends.low, "high": ends.high}, digits)
+
+
+def by(difference: str) -> str:
+    """As it reads behind "ahead by": a plus stands only where an end has a minus."""
+    return difference.removeprefix("+") if "−" in difference else difference.replace("+", "")
+
+
+SIX = ("cifar10_resnet18", "cifar10_chosen")
+
+
+def test_six_seeds_are_told_as_their_two_summaries_have_them() -> None:
+    section, found = told("Sixty epochs"), by_seed(*SIX)
+    for name, epochs in (("SAM", 60), ("CR-SAM log", 60), ("SAM, equal time", 78)):
+        assert sorted(found[name]) == list(range(6))
+        assert {run["epochs"]["epoch"][-1] for run in found[name].values()} == {epochs}
+        accuracy = [run["test_accuracy"] for run in found[name].values()]
+        loss = statistics.mean(run["test_loss"] for run in found[name].values())
+        shown = f"{statistics.mean(accuracy):.2f} ± {statistics.stdev(accuracy):.2f}"
+        first, second = (
+            "" if name == "SAM" else paired(found, name, "SAM", of, digits)
+            for of, digits in (("test_accuracy", 2), ("test_loss", 4))
+        )
+        line = f"| {name} | {epochs} | {shown} | {first} | {loss:.4f} | {second} |"
+        assert line.replace("  ", " ") in section
+    longer, log = "SAM, equal time", "CR-SAM log"
+    lead = by(paired(found, longer, log, "test_accuracy")).replace(" (", " points (")
+    assert f"of the log form by {lead}" in section
+    assert by(paired(found, log, longer, "test_loss", 4)) in section
+    new = by_seed("cifar10_chosen")
+    assert f"the same: {by(paired(new, longer, log, 'test_accuracy'))}" in section
+
+
+def test_the_answers_are_those_of_their_summaries() -> None:
+    """What the page opens with, its table of questions, and what the README quotes of it."""
+    page, readme = (ROOT / "docs/results.md").read_text(), (ROOT / "README.md").read_text()
+    opening = page.partition("\n## What to use")[0]
+    cifar, tiny = by_seed(*SIX), by_seed("tiny_imagenet_held_out")
+    longer, log, linear = "SAM, equal time", "CR-SAM log", "CR-SAM linear"
+
+    def mean(found: Any, name: str) -> str:
+        return f"{statistics.mean(run['test_accuracy'] for run in found[name].values()):.2f}"
+
+    def gain(found: Any, one: str, other: str, unit: str = "") -> str:
+        return paired(found, one, other, "test_accuracy").replace(" (", f"{unit} (")
+
+    def said(difference: str) -> str:
+        return difference.replace("(", "(95 %: ")
+
+    for text in (
+        f"SAM {mean(cifar, 'SAM')} %, CR-SAM's log form {said(gain(cifar, log, 'SAM'))}",
+        f"SAM has {mean(cifar, longer)} %, ahead of it by {by(gain(cifar, longer, log))}",
+        f"SAM {mean(tiny, 'SAM')} %, CR-SAM {gain(tiny, 'CR-SAM', 'SAM')}",
+        f"ahead by {by(gain(tiny, longer, 'CR-SAM'))}",
+    ):
+        assert text in opening
+    table = page.partition("## The questions")[2].partition("\n## ")[0]
+    six, three = "six seeds)", "three seeds)"
+    for text in (
+        f"the log form {said(gain(cifar, log, 'SAM', ' points'))[:-1]}, {six}",
+        f"the linear one {gain(cifar, linear, 'SAM')[:-1]}, {three}",
+        f"by {by(gain(cifar, longer, log, ' points over the log form'))[:-1]}, {six}",
+        f"Over the linear form by {by(gain(cifar, longer, linear))[:-1]}, {three}",
+        f"by {by(gain(tiny, longer, 'CR-SAM'))}",
+        f"CR-SAM {gain(tiny, 'CR-SAM', 'SAM', ' points')}",
+        f"the log form by {by(gain(cifar, log, 'SGD', ' points'))}",
+        f"the linear one by {by(gain(cifar, linear, 'SGD'))}",
+        f"Tiny ImageNet by {by(gain(tiny, 'CR-SAM', 'SGD'))}",
+        f"log {gain(cifar, log, 'SGD, equal time')}",
+        f"linear {gain(cifar, linear, 'SGD, equal time')}",
+        f"log by {by(gain(cifar, log, linear))}",
+    ):
+        assert text in table
+    for name in ("SGD", "SAM", log, linear, longer, "SGD, equal time"):
+        assert mean(cifar, name) in readme
+    for name in ("SGD", "SAM", "CR-SAM", longer):
+        assert f" {mean(tiny, name)} |" in readme
+    for text in (
+        *(gain(cifar, name, "SAM")[:-1] for name in (log, linear)),
+        gain(tiny, "CR-SAM", "SAM"),
+        by(gain(cifar, longer, log)),
+    ):
+        assert text in readme
 
 
 def test_the_printed_formula_is_told_as_its_summary_has_it() -> None:
@@ -318,7 +415,7 @@ def test_other_bounds_and_weights_are_told_as_their_summaries_have_them() -> Non
 
 
 def test_test_images_of_another_kind_are_told_as_they_were_measured() -> None:
-    section = told("Tiny ImageNet")
+    section = told("Tiny ImageNet's own test images")
     found = {
         name: json.loads((ROOT / f"results/alike_{name}_cpu.json").read_text())
         for name in ("tiny_imagenet", "cifar10", "imagenette")
@@ -336,9 +433,6 @@ def test_test_images_of_another_kind_are_told_as_they_were_measured() -> None:
     )
     assert f"right on {held_out:.1f} % of held-out training images" in section
     assert f"right on {own:.1f} % of them" in section
-    held = json.loads((ROOT / "results/tiny_imagenet_held_out.json").read_text())
-    for run in held["runs"]:
-        assert f"{run['test_accuracy']:.2f}" in section
 
 
 def test_two_hundred_epochs_are_told_as_their_summary_has_them() -> None:
