@@ -146,14 +146,17 @@ def landscape(
 
 @app.command()
 def figures(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs, or folders of.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Runs, or folders of; studies, or their summaries."),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write to.")],
     formats: Annotated[
         str, typer.Option("--format", help="pdf, svg, png, with commas between.")
     ] = "pdf",
     dpi: Annotated[int, typer.Option(min=10, help="Dots to an inch.")] = 300,
 ) -> None:
-    """The paper's figures, and more, of runs: for print, and for all kinds of colour vision."""
+    """The paper's figures, and more, of runs and studies: for print, for any colour vision."""
     from crsam.report.figures import write_figures
 
     drawn = write_figures(folders, out, [name.strip() for name in formats.split(",")], dpi=dpi)

@@ -134,16 +134,22 @@ def is_number(value: Any) -> bool:
         return False
 
 
+def changes_nothing(key: str) -> bool:
+    """Whether a key of a recipe has no part in what a method computes.
+
+    Example:
+        >>> changes_nothing("log.every"), changes_nothing("train.epochs")
+        (True, False)
+    """
+    return key in CHANGES_NOTHING or key.split(".")[0] in CHANGES_NOTHING
+
+
 def _relevant(run: Run) -> dict[str, str]:
     tables = dict(run.recipe)
     methods = tables.pop("methods", None)
     own = methods.get(run.method) if isinstance(methods, dict) else None
     found = _flat(tables) | _flat({"method": own} if isinstance(own, dict) else {})
-    return {
-        key: value
-        for key, value in found.items()
-        if key not in CHANGES_NOTHING and key.split(".")[0] not in CHANGES_NOTHING
-    }
+    return {key: value for key, value in found.items() if not changes_nothing(key)}
 
 
 def _flat(tables: Mapping[str, Any], above: str = "") -> dict[str, str]:

@@ -13,13 +13,13 @@ from rich.console import Console
 
 from crsam.experiment.fair import show
 from crsam.experiment.fair.conduct import Clock
-from crsam.experiment.fair.interval import interval
 from crsam.experiment.fair.jobs import Job, look, per_epoch
 from crsam.experiment.fair.show import show_plan, show_verdict
 from crsam.experiment.fair.summary import LIMIT, curves, summary, write_summary
 from crsam.experiment.fair.verdict import over, verdict
 from crsam.experiment.folder import RunFolder
 from crsam.experiment.study import Spread
+from crsam.interval import interval
 from experiment.fair.studies import pretend, small
 
 

@@ -8,11 +8,11 @@ from itertools import groupby
 
 from rich.table import Table as Grid
 
-from crsam.experiment.fair.interval import Interval
 from crsam.experiment.fair.jobs import Job, Progress, said
 from crsam.experiment.fair.verdict import Row, Tried, Verdict, mean_over, over, sensitivity, verdict
 from crsam.experiment.study import Spread
 from crsam.experiment.tables import console, with_spread
+from crsam.interval import Interval
 
 
 def show_plan(progress: Progress) -> None:

@@ -97,7 +97,7 @@ def _run(job: Job, folder: Path, base: Mapping[str, Any], every: int) -> dict[st
         "changes": {key: value for key, value in own.items() if base.get(key) != value},
         **{key: origin.get(key) for key in ("commit", "date", "hardware")},
         "torch": origin["versions"]["torch"],
-        **{key: rounded(job.result.get(key)) for key in RESULTS},
+        **{key: rounded(job.result.get(key), 6) for key in RESULTS},
         **({"measures": _rounded(job.measures)} if job.measures else {}),
         **_robustness(place.path),
         "epochs": curves(place.metrics(), every),
@@ -165,10 +165,10 @@ def _rounded(figures: Mapping[str, Any]) -> dict[str, Any]:
     return {name: rounded(value) for name, value in figures.items()}
 
 
-def rounded(value: Any) -> Any:
-    """Four digits, or two behind the point of an accuracy; whole numbers stay."""
+def rounded(value: Any, digits: int = 4) -> Any:
+    """So many digits; whole numbers stay."""
     if isinstance(value, Mapping):
         return _rounded(value)
     if isinstance(value, list):
         return [rounded(each) for each in value]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value

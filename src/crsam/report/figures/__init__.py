@@ -1,4 +1,4 @@
-"""Figures of runs for print: the paper's, and what else one wants to see; PDF, SVG or PNG.
+"""Figures of runs and studies for print: the paper's, and what else one wants to see.
 
 Needs matplotlib, the extra ``report``.
 """
@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from crsam.errors import UserError, unknown
-from crsam.report.figures import landscapes, spectra, style, training
+from crsam.report.figures import landscapes, spectra, studies, style, training
 from crsam.report.figures.landscapes import broken
 from crsam.report.groups import Group, differing, grouped
 from crsam.report.runs import Run, read_runs
+from crsam.report.studies import is_study, read_studies
 
 FORMATS = ("pdf", "svg", "png")
 
@@ -47,10 +49,11 @@ def write_figures(
     *,
     dpi: int = 300,
 ) -> Drawn:
-    """Draws every figure for which the runs have the numbers.
+    """Draws every figure for which the runs and studies have the numbers.
 
     Args:
-        paths: Folders of runs, of comparisons, or of several such.
+        paths: Folders of runs, of comparisons, or of several such; of studies their folders or
+            their summaries, those that ask the same of other seeds in one panel.
         out: The folder to write to; it is made.
         formats: Any of ``pdf``, ``svg`` and ``png``.
         dpi: Dots to an inch, of PNG files and of the surfaces in the others.
@@ -65,17 +68,21 @@ def write_figures(
         if name not in FORMATS:
             raise unknown("format", name, FORMATS)
     style.check_matplotlib()
-    runs = read_runs(paths)
+    asked = read_studies([path for path in paths if is_study(Path(path))])
+    folders = [path for path in paths if not Path(path).is_file()]  # or not there: it is told
+    runs = read_runs(folders) if folders else []
     groups = grouped(run for run in runs if run.state != "broken")
     place = Path(out)
     files: list[Path] = []
     with style.printed():
-        for make in MAKERS:
-            for name, figure in make(groups):
-                files += style.save(figure, place, name, formats, dpi)
-    notes = [*_problems(runs), *_differences(groups), *_missing(files)]
+        found = [make(groups) for make in MAKERS] if runs else []
+        for name, figure in chain(*found, studies.leads(asked), studies.choice(asked)):
+            files += style.save(figure, place, name, formats, dpi)
+    notes = [*_problems(runs), *_differences(groups), *(_missing(files) if runs else ())]
+    notes += [note for study in asked for note in study.notes]
     if not files:
-        raise UserError(f"there is nothing to draw in these {len(runs)} runs: {'; '.join(notes)}")
+        what = f"{len(runs)} runs" if runs else f"{len(asked)} studies"
+        raise UserError(f"there is nothing to draw in these {what}: {'; '.join(notes)}")
     return Drawn(files, notes)
 
 
