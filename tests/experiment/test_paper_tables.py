@@ -110,7 +110,8 @@ def test_geometry_shows_what_was_measured_on_test_images(
     out = shown("geometry", tmp_path, capsys)
     assert "CR-SAM 8.26 — 7968.19 101 884.95 — 80.76 80.00" in out
     assert "SAM 11.51 — 14176.5 — " in out
-    assert "tiny_imagenet resnet18 CR-SAM — 101 — 80.00" in out
+    _, _, tiny = out.partition("Measured: resnet18 on tiny_imagenet, basic")
+    assert "\nCR-SAM 0.15 200 — 101 — 80.00" in tiny
 
 
 def test_runs_that_were_tested_on_training_images_are_told_from_others(
@@ -120,7 +121,8 @@ def test_runs_that_were_tested_on_training_images_are_told_from_others(
     write(tmp_path, "a.json", "cifar100/resnet18", runs)
     out = shown("geometry", tmp_path, capsys)
     assert "CR-SAM 8.26 — 7968.19 — 884.95 — 80.76 —" in out
-    assert "cifar100, held out resnet18 CR-SAM — 101 — 80.00" in out
+    _, _, held_out = out.partition("Measured: resnet18 on cifar100, held out, basic")
+    assert "\nCR-SAM 0.15 200 — 101 — 80.00" in held_out
 
 
 def test_imagenet_is_known_by_its_folder(

@@ -32,17 +32,12 @@ def show_table(name: str, found: Sequence[Ours]) -> None:
     if not used:
         print("Of these we have none.")
         return
-    alike: dict[str, list[Ours]] = {}
-    for ours in used:
-        setup = ours.setup
-        alike.setdefault(f"{setup.model} on {setup.data}, {setup.augment}", []).append(ours)
-    for title, group in alike.items():
+    for title, group in _alike(used).items():
         details = _grid(f"Ours: {title}", "contestant", "ρ", "accuracy", "seeds", "epochs", "decay",
                         "hardware", "file")  # fmt: skip
         for ours in group:
-            rho = "" if ours.rho is None else f"{ours.rho:g}"
             counts = (str(ours.accuracy.num), str(ours.epochs), f"{ours.weight_decay:g}")
-            cells = (ours.contestant, rho, with_spread(ours.accuracy), *counts)
+            cells = (ours.contestant, _rho(ours), with_spread(ours.accuracy), *counts)
             details.add_row(*cells, ours.hardware, ours.source.removesuffix(".json"))
         console().print(details)
         print()
@@ -102,14 +97,27 @@ def _geometry(found: Sequence[Ours]) -> list[Ours]:
             cells += [f"{figures[name][0]:g}", NONE if mine is None else _figure(mine, name)]
         grid.add_row(*cells)
     console().print(grid)
-    if measured:
+    for title, group in _alike(measured).items():
         print()
-        others = _grid("Ours, wherever measured", "data", "model", "contestant", *FIGURES.values())
-        for ours in measured:
-            cells = [ours.setup.data, ours.setup.model, ours.contestant]
+        others = _grid(f"Measured: {title}", "contestant", "ρ", "epochs", *FIGURES.values())
+        for ours in group:
+            cells = [ours.contestant, _rho(ours), str(ours.epochs)]
             others.add_row(*cells, *(_figure(ours, name) for name in FIGURES))
         console().print(others)
     return measured
+
+
+def _alike(found: Sequence[Ours]) -> dict[str, list[Ours]]:
+    """By model, data and augmentation."""
+    groups: dict[str, list[Ours]] = {}
+    for ours in found:
+        setup = ours.setup
+        groups.setdefault(f"{setup.model} on {setup.data}, {setup.augment}", []).append(ours)
+    return groups
+
+
+def _rho(ours: Ours) -> str:
+    return "" if ours.rho is None else f"{ours.rho:g}"
 
 
 def _of(found: Sequence[Ours], setup: Setup) -> list[Ours]:
