@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import crsam
+from crsam._tables import flat
 from crsam.errors import UserError
-from crsam.experiment.recipe import flat
 from crsam.experiment.study import Spread, spread
 
 TABLES = ("cifar", "imagenet", "geometry")

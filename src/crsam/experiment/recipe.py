@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from crsam._names import plain
+from crsam._tables import flat
 from crsam.experiment.literal import literal
 from crsam.experiment.options import accepted, canonical, checked, optimizers
 from crsam.experiment.ranges import Sweep
@@ -176,20 +177,6 @@ def differences(a: Recipe, b: Recipe) -> list[str]:
         for key in keys
         if said(there, key) != said(here, key)
     ]
-
-
-def flat(tables: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """All values by their dotted keys.
-
-    Example:
-        >>> flat({"seed": 0, "train": {"epochs": 40}})
-        {'seed': 0, 'train.epochs': 40}
-    """
-    found: dict[str, Any] = {}
-    for name, value in tables.items():
-        deeper = isinstance(value, dict) and (value or not above)
-        found |= flat(value, f"{above}{name}.") if deeper else {above + name: value}
-    return found
 
 
 def _settled(table: str, choice: Choice) -> Choice:

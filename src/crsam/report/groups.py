@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from crsam._tables import flat
 from crsam.report.runs import Run
 
 CHANGES_NOTHING = ("seed", "data.root", "data.download", "data.workers", "log", "measure", "sweep")
@@ -148,19 +149,12 @@ def _relevant(run: Run) -> dict[str, str]:
     tables = dict(run.recipe)
     methods = tables.pop("methods", None)
     own = methods.get(run.method) if isinstance(methods, dict) else None
-    found = _flat(tables) | _flat({"method": own} if isinstance(own, dict) else {})
-    return {key: value for key, value in found.items() if not changes_nothing(key)}
-
-
-def _flat(tables: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, value in tables.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{above}{name}.")
-        else:
-            text = value if isinstance(value, str) else json.dumps(value, default=str)
-            found[above + name] = text
-    return found
+    found = flat(tables) | flat({"method": own} if isinstance(own, dict) else {})
+    return {
+        key: value if isinstance(value, str) else json.dumps(value, default=str)
+        for key, value in found.items()
+        if not changes_nothing(key)
+    }
 
 
 def _by_seed(runs: Sequence[Run]) -> list[Run]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from crsam._files import read_json
+from crsam._tables import flat
 from crsam.errors import UserError
 from crsam.interval import Interval, interval
 from crsam.report.groups import changes_nothing, is_number
@@ -15,37 +17,46 @@ from crsam.report.groups import changes_nothing, is_number
 FILE = "study.json"
 """The summary in a study's own folder."""
 KIND = "crsam study"
+EPOCHS = "train.epochs"
 
 
-@dataclass
+@dataclass(eq=False)
 class Contestant:
     """Runs that differ in their seed alone."""
 
     name: str
-    settings: Mapping[str, Any]
+    source: str
+    """The summary that has it, of several the first."""
+    settings: dict[str, Any]
     """The recipe by dotted keys, without what changes nothing, and the method's options."""
+    takes_as_long: bool = False
+    """As a reference that was given more epochs."""
+    epochs: set[int] = field(default_factory=set)
+    """Of the runs; of those at equal time each summary may have its own number."""
     accuracies: dict[int, float] = field(default_factory=dict)
     """On the test set, in %, by seed."""
+    diverged: set[int] = field(default_factory=set)
+    """Seeds."""
 
-    @property
-    def epochs(self) -> int:
-        """That each of the runs has."""
-        return int(self.settings["train.epochs"])
-
-    def ahead_of(self, other: Contestant) -> Interval | None:
+    def ahead_of(self, other: Contestant | None) -> Interval | None:
         """By how much, seed by seed; None where no seed is in both."""
-        both = sorted(self.accuracies.keys() & other.accuracies.keys())
-        return interval([self.accuracies[s] - other.accuracies[s] for s in both]) if both else None
+        theirs = {} if other is None else other.accuracies
+        both = sorted(self.accuracies.keys() & theirs.keys())
+        return interval([self.accuracies[seed] - theirs[seed] for seed in both]) if both else None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Tried:
     """One setting of one contestant, on validation images."""
 
     contestant: str
     setting: Mapping[str, Any]
+    mean: float
+    """Of the accuracy in %, over seeds."""
+    error: float
+    """Its standard error; NaN for one seed."""
+    num: int
     is_chosen: bool
-    accuracies: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,7 @@ class Lead:
     """How far a contestant is ahead of the reference."""
 
     contestant: Contestant
+    label: str
     at_equal_epochs: Interval | None
     at_equal_time: Interval | None
     """Of a reference that was given as much time."""
@@ -62,36 +74,58 @@ class Lead:
 class Study:
     """What a summary says, or several that ask the same of other seeds."""
 
-    setup: str
-    """Model, data, epochs."""
+    data: str
+    """And the model: such as ``resnet18 on cifar10``."""
     reference: str
     sources: list[str]
-    """Names of the summaries."""
-    final: dict[str, Contestant] = field(default_factory=dict)
-    """By name, of as many epochs each."""
-    longer: dict[str, Contestant] = field(default_factory=dict)
+    final: list[Contestant] = field(default_factory=list)
+    """Of as many epochs each."""
+    longer: list[Contestant] = field(default_factory=list)
     """Trained once more, for as long as a slower one takes."""
-    as_long: set[str] = field(default_factory=set)
-    """Those of ``final`` that take as long as the reference does in ``longer``."""
     tried: list[Tried] = field(default_factory=list)
+    epochs_tried: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
-    @property
-    def title(self) -> str:
-        """With where it is from."""
+    def title(self, epochs: set[int]) -> str:
+        """Model, data, these epochs, and where it is from."""
         more = f" and {len(self.sources) - 1} more" if len(self.sources) > 1 else ""
-        return f"{self.setup} ({self.sources[0]}{more})"
+        return f"{self.data}, {span(epochs)} epochs ({self.sources[0]}{more})"
+
+    @property
+    def first(self) -> Contestant | None:
+        """The reference, with as many epochs as the others."""
+        return next((one for one in self.final if one.name == self.reference), None)
 
     def leads(self) -> Iterator[Lead]:
-        """Of every other contestant; those with more epochs last."""
-        first, later = self.final.get(self.reference), self.longer.get(self.reference)
-        for name, one in self.final.items():
-            if name != self.reference and first is not None:
-                fair = later if name in self.as_long else None
-                yield Lead(one, one.ahead_of(first), None if fair is None else one.ahead_of(fair))
-        for name, one in self.longer.items():
-            if name != self.reference and later is not None:
-                yield Lead(one, None, one.ahead_of(later))
+        """Of every other contestant that shares a seed; those with more epochs last."""
+        later = next((one for one in self.longer if one.name == self.reference), None)
+        for one in (*self.final, *self.longer):
+            if one.name == self.reference:
+                continue
+            is_longer = one in self.longer
+            fair = later if is_longer or one.takes_as_long else None
+            found = None if is_longer else one.ahead_of(self.first), one.ahead_of(fair)
+            if any(found):
+                yield Lead(one, self._label(one), *found)
+
+    def _label(self, one: Contestant) -> str:
+        """The name, its source where there is another one of it, epochs, what became of it."""
+        place = self.longer if one in self.longer else self.final
+        again = sum(other.name == one.name for other in place) > 1
+        words = one.name + (f" ({one.source})" if again else "")
+        words += f", {span(one.epochs)} epochs" if place is self.longer else ""
+        return words + (f" ({len(one.diverged)} diverged)" if one.diverged else "")
+
+
+def span(numbers: set[int]) -> str:
+    """Such as ``60``, or ``60 to 78``.
+
+    Example:
+        >>> span({60}), span({60, 78})
+        ('60', '60 to 78')
+    """
+    low, high = min(numbers, default=0), max(numbers, default=0)
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def is_study(path: Path) -> bool:
@@ -108,100 +142,120 @@ def read_studies(paths: Sequence[str | Path]) -> list[Study]:
     Raises:
         UserError: If one of them is not the summary of a study.
     """
+    files = [path / FILE if path.is_dir() else path for path in map(Path, paths)]
+    files = list({file.resolve(): file for file in files}.values())
+    names = [file.resolve().parent.name if file.name == FILE else file.stem for file in files]
     found: list[Study] = []
-    for path in map(Path, paths):
-        file = path / FILE if path.is_dir() else path
-        name = path.name if path.is_dir() else path.stem
+    for file, name in zip(files, names):
         content = read_json(file)
         if content is None or content.get("kind") != KIND:
             raise UserError(f"{file} is not the summary of a study, as crsam study writes it")
         try:
-            study = _read(content, name)
+            study = _read(content, name if names.count(name) == 1 else str(file))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"{file} is not a whole summary: {error!r}") from error
-        same = next((other for other in found if _belong_together(study, other)), None)
+        same = next((other for other in found if _ask_the_same(study, other)), None)
         if same is None:
             found.append(study)
         else:
-            _join(same, study, name)
+            _join(same, study)
     return found
 
 
-def _read(content: Mapping[str, Any], name: str) -> Study:
-    recipe, reference = _flat(content["recipe"]), content["reference"]
-    study = Study("", reference, [name])
+def _read(content: Mapping[str, Any], source: str) -> Study:
+    recipe, verdict = flat(content["recipe"]), content["verdict"]
+    study = Study(
+        f"{recipe['model.name']} on {recipe['data.name']}", content["reference"], [source]
+    )
     for run in content["runs"]:
-        who, accuracy = run["contestant"], run["test_accuracy"]
+        whole = recipe | run["changes"]
         if run["stage"] == "choose":
-            _note(study.tried, run, content["chosen"].get(who))
+            study.epochs_tried.add(whole[EPOCHS])
             continue
         place = study.longer if run["stage"] == "equal-time" else study.final
-        options = _flat({"options": (content.get("options") or {}).get(who) or {}})
-        one = Contestant(who, _settings({**recipe, **run["changes"], **options}))
-        if is_number(accuracy):
-            place.setdefault(who, one).accuracies[run["seed"]] = accuracy
-    given = list(study.longer)
-    for pair in content["verdict"]["at_equal_time"]:
-        who, _, other = (pair, "", given[0]) if len(given) == 1 else pair.rpartition(" against ")
-        if other == reference:
-            study.as_long.add(who)
-    own = study.final.get(reference)
-    epochs = recipe["train.epochs"] if own is None else own.epochs
-    study.setup = f"{recipe['model.name']} on {recipe['data.name']}, {epochs} epochs"
+        options = flat({"options": (content.get("options") or {}).get(run["contestant"]) or {}})
+        one = Contestant(run["contestant"], source, _settings({**whole, **options}))
+        one.epochs.add(whole[EPOCHS])
+        if place is study.longer:
+            del one.settings[EPOCHS]
+        if run.get("diverged_at") is not None:
+            one.diverged.add(run["seed"])
+        if is_number(run["test_accuracy"]):
+            one.accuracies[run["seed"]] = run["test_accuracy"]
+        _add(place, one)
+    # Of several that were given time, the verdict says against which.
+    pairs = verdict["at_equal_time"]
+    alone = {one.name for one in study.longer} == {study.reference}
+    for one in study.final:
+        one.takes_as_long = f"{one.name} against {study.reference}" in pairs
+        one.takes_as_long |= alone and one.name in pairs
+    if study.longer and all(one.name != study.reference for one in study.longer):
+        study.notes.append(f"{source}: at equal time {study.reference} was not trained: not drawn")
+    for each in verdict["tried"]:
+        of = each["accuracy"]
+        if is_number(of["mean"]):
+            error = of["std"] / math.sqrt(of["num"]) if is_number(of["std"]) else math.nan
+            told = (of["mean"], error, of["num"], each["is_chosen"])
+            study.tried.append(Tried(each["contestant"], each["setting"], *told))
     return study
 
 
-def _note(tried: list[Tried], run: Mapping[str, Any], chosen: Mapping[str, Any] | None) -> None:
-    who, setting = run["contestant"], run["setting"]
-    same = [one for one in tried if (one.contestant, one.setting) == (who, setting)]
-    if not same:
-        same = [Tried(who, setting, setting == chosen)]
-        tried += same
-    if is_number(run["validation_accuracy"]):
-        same[0].accuracies.append(run["validation_accuracy"])
+def _add(place: list[Contestant], one: Contestant) -> bool:
+    """Adds the runs to those of the same settings; whether they say the same of the same seeds."""
+    known = next((other for other in place if _alike(one, other)), None)
+    if known is None:
+        place.append(one)
+        return True
+    again = known.accuracies.keys() & one.accuracies.keys()
+    same = all(abs(known.accuracies[s] - one.accuracies[s]) < 0.011 for s in again)  # rounded
+    known.accuracies = one.accuracies | known.accuracies
+    known.settings = {**one.settings, **known.settings}
+    known.takes_as_long |= one.takes_as_long
+    known.epochs |= one.epochs
+    known.diverged |= one.diverged
+    return same
 
 
-def _belong_together(study: Study, other: Study) -> bool:
-    ours, theirs = (each.final.get(each.reference) for each in (study, other))
-    return ours is not None and theirs is not None and _alike(ours, theirs)
-
-
-def _join(study: Study, more: Study, name: str) -> None:
+def _join(study: Study, more: Study) -> None:
+    (source,) = more.sources
+    study.sources.append(source)
+    study.notes += more.notes
     for place, others in ((study.final, more.final), (study.longer, more.longer)):
-        for one in others.values():
-            known = place.get(one.name)
-            if known is None or not _alike(one, known):
-                who = one.name if known is None else f"{one.name} ({name})"
-                place[who] = Contestant(who, one.settings, one.accuracies)
-                continue
-            again = known.accuracies.keys() & one.accuracies.keys()
-            if any(known.accuracies[seed] != one.accuracies[seed] for seed in again):
-                study.notes.append(f"{one.name}, {name}: other results for seeds that are known")
-            known.accuracies = one.accuracies | known.accuracies
-    study.sources.append(name)
-    study.as_long |= more.as_long
-    known_to_try = {one.contestant for one in study.tried}
-    study.tried += [one for one in more.tried if one.contestant not in known_to_try]
+        for one in others:
+            if not _add(place, one):
+                study.notes.append(
+                    f"{source}: other results of {one.name} for seeds that are known"
+                )
+    known = {(one.contestant, str(one.setting)) for one in study.tried}
+    contestants = {one.contestant for one in study.tried}
+    study.tried += [one for one in more.tried if one.contestant not in contestants]
+    study.epochs_tried |= more.epochs_tried
+    for name in sorted(contestants):
+        if any((name, str(o.setting)) not in known for o in more.tried if o.contestant == name):
+            study.notes.append(f"{source}: what it tried of {name} is not drawn")
+
+
+def _ask_the_same(study: Study, other: Study) -> bool:
+    return study.first is not None and other.first is not None and _alike(study.first, other.first)
 
 
 def _alike(one: Contestant, other: Contestant) -> bool:
-    """By what both say: an older summary lacks keys that came later."""
-    both = one.settings.keys() & other.settings.keys()
-    return one.name == other.name and all(one.settings[k] == other.settings[k] for k in both)
+    """Whether runs belong together; a key that came later is off in summaries that lack it."""
+    ours, theirs = one.settings, other.settings
+    both = ours.keys() & theirs.keys()
+    keys = both | {key for key in ours.keys() ^ theirs.keys() if not key.startswith("options.")}
+    return one.name == other.name and all(
+        (ours.get(key) or 0) == (theirs.get(key) or 0) for key in keys
+    )
 
 
 def _settings(recipe: Mapping[str, Any]) -> dict[str, Any]:
     own = f"methods.{recipe['method']}."
-    return {
+    found = {
         key: value
         for key, value in recipe.items()
         if not changes_nothing(key) and (key.startswith(own) or not key.startswith("methods."))
     }
-
-
-def _flat(tables: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in tables.items():
-        deeper = isinstance(value, Mapping)
-        found |= _flat(value, f"{above}{name}.") if deeper else {above + name: value}
+    if recipe["data.name"] == "folder":  # whose root is the data
+        found["data.root"] = recipe.get("data.root")
     return found

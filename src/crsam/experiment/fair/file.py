@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from crsam._tables import flat
 from crsam.errors import UserError, unknown
 from crsam.experiment.fair.jobs import named
 from crsam.experiment.fair.study import (
@@ -19,7 +20,7 @@ from crsam.experiment.fair.study import (
     options_of,
 )
 from crsam.experiment.measure import check_metrics
-from crsam.experiment.recipe import Recipe, flat
+from crsam.experiment.recipe import Recipe
 from crsam.experiment.toml import STUDIES, read_layers
 from crsam.experiment.values import RecipeError, Table, fitted, require, unknown_key
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from crsam import _files
+from crsam._tables import flat
 from crsam.errors import UserError
 from crsam.experiment.fair.jobs import Job, Progress
 from crsam.experiment.fair.verdict import verdict
 from crsam.experiment.folder import RunFolder, finite
-from crsam.experiment.recipe import as_tables, flat
+from crsam.experiment.recipe import as_tables
 from crsam.experiment.robustness.section import read_sections
 
 LIMIT = 200_000
@@ -98,7 +99,7 @@ def _run(job: Job, folder: Path, base: Mapping[str, Any], every: int) -> dict[st
         **{key: origin.get(key) for key in ("commit", "date", "hardware")},
         "torch": origin["versions"]["torch"],
         **{key: rounded(job.result.get(key), 6) for key in RESULTS},
-        **({"measures": _rounded(job.measures)} if job.measures else {}),
+        **({"measures": rounded(job.measures)} if job.measures else {}),
         **_robustness(place.path),
         "epochs": curves(place.metrics(), every),
     }
@@ -110,7 +111,7 @@ def _robustness(folder: Path) -> dict[str, Any]:
     except UserError:  # `crsam evaluate` will say so; a study has nothing to do with it
         return {}
     sets = {
-        name: _rounded({key: section[key] for key in ROBUSTNESS if key in section})
+        name: rounded({key: section[key] for key in ROBUSTNESS if key in section})
         for name, section in sections.items()
     }
     return {"robustness": sets} if sets else {}
@@ -161,14 +162,10 @@ def _mean(values: list[tuple[int, float | None]]) -> float | None:
     return sum(steps * value for steps, value in numbers) / sum(steps for steps, _ in numbers)
 
 
-def _rounded(figures: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: rounded(value) for name, value in figures.items()}
-
-
 def rounded(value: Any, digits: int = 4) -> Any:
     """So many digits; whole numbers stay."""
     if isinstance(value, Mapping):
-        return _rounded(value)
+        return {name: rounded(each, digits) for name, each in value.items()}
     if isinstance(value, list):
-        return [rounded(each) for each in value]
+        return [rounded(each, digits) for each in value]
     return float(f"{value:.{digits}g}") if isinstance(value, float) else value

@@ -81,8 +81,10 @@ def write_figures(
     notes = [*_problems(runs), *_differences(groups), *(_missing(files) if runs else ())]
     notes += [note for study in asked for note in study.notes]
     if not files:
-        what = f"{len(runs)} runs" if runs else f"{len(asked)} studies"
-        raise UserError(f"there is nothing to draw in these {what}: {'; '.join(notes)}")
+        if not runs:
+            raise UserError("there is nothing to draw: no study has tested a contestant beside its "
+                            "reference, or tried two values of one thing")  # fmt: skip
+        raise UserError(f"there is nothing to draw in these {len(runs)} runs: {'; '.join(notes)}")
     return Drawn(files, notes)
 
 

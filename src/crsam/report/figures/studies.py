@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import statistics
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,11 +15,16 @@ from crsam.report.studies import Lead, Study, Tried
 
 LEADS_NAME = "study-leads"
 CHOICE_NAME = "study-choice"
-EPOCHS, TIME = "at equal epochs", "at equal time"
+EPOCHS, TIME = "at equal epochs", "at equal time, the reference with more epochs"
+COLORS = {EPOCHS: style.color(0), TIME: style.color(5)}
 GAP = 0.5
 """Between two contestants, in lines."""
 FAR = 10
 """An interval that ends so many times as far out as the next one is an arrow at the edge."""
+APART = 1.15
+"""From one labelled value of a logarithmic axis to the next, at least."""
+
+Curves = dict[str, list[Tried]]
 
 
 def leads(studies: Sequence[Study]) -> Iterator[tuple[str, Any]]:
@@ -44,7 +49,7 @@ def _panel(axes: Any, study: Study, found: Sequence[Lead]) -> None:
     y = 0.0
     for lead in found:
         bars = _bars(lead)
-        names[y + (len(bars) - 1) / 2] = _label(lead, study)
+        names[y + (len(bars) - 1) / 2] = _short(lead.label)
         for how, one in bars:
             _bar(axes, one, y, how, edge)
             numbers[y] = _number(one)
@@ -52,8 +57,9 @@ def _panel(axes: Any, study: Study, found: Sequence[Lead]) -> None:
         y += GAP
     axes.set_yticks(list(names), list(names.values()))
     axes.set(xlim=(-edge, edge), ylim=(y - GAP - 0.3, -0.7))
-    axes.set_title(style.text(study.title), loc="left")
-    axes.set_xlabel(style.text(f"test accuracy less {study.reference}'s, points"))
+    epochs = set() if study.first is None else study.first.epochs
+    axes.set_title(style.text(study.title(epochs)), loc="left")
+    axes.set_xlabel(style.text(f"test accuracy less {_short(study.reference)}'s, points"))
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     beside = axes.secondary_yaxis("right")
@@ -68,48 +74,50 @@ def _bars(lead: Lead) -> list[tuple[str, Interval]]:
 
 
 def _bar(axes: Any, one: Interval, y: float, how: str, edge: float) -> None:
-    look: dict[str, Any] = {"color": style.color(0 if how == EPOCHS else 5), "zorder": 3}
-    if abs(one.mean) > edge:
-        look |= {"marker": "<" if one.mean < 0 else ">", "markersize": 6, "clip_on": False}
-        axes.plot([math.copysign(edge, one.mean)], [y], **look)
-        return
-    if not math.isnan(one.low):
-        axes.plot([one.low, one.high], [y, y], solid_capstyle="butt", **look)
-    empty = {"markerfacecolor": "white"} if how == TIME else {}
-    axes.plot([one.mean], [y], "o", ms=5, **look, **empty)
+    look: dict[str, Any] = {"color": COLORS[how], "zorder": 3}
+    ends = _ends(one)
+    for beyond, marker, place in ((ends[0] < -edge, "<", -edge), (ends[-1] > edge, ">", edge)):
+        if beyond:
+            axes.plot([place], [y], marker, ms=5, clip_on=False, **look)
+    inside = [min(max(end, -edge), edge) for end in ends]
+    axes.plot([inside[0], inside[-1]], [y, y], solid_capstyle="butt", **look)
+    if abs(one.mean) <= edge:
+        empty = {"markerfacecolor": "white"} if how == TIME else {}
+        axes.plot([one.mean], [y], "o", ms=5, **look, **empty)
+
+
+def _ends(one: Interval) -> tuple[float, float]:
+    """Of the interval; of one seed, which has none, the mean."""
+    return (one.mean, one.mean) if math.isnan(one.low) else (one.low, one.high)
 
 
 def _edge(found: Sequence[Interval]) -> float:
     """How far an axis goes either way."""
-    ends = [[abs(v) for v in (one.mean, one.low, one.high) if not math.isnan(v)] for one in found]
-    reach = sorted(map(max, ends))
-    while len(reach) > 1 and reach[-1] > FAR * reach[-2]:
+    reach = sorted(max(map(abs, _ends(one))) for one in found)
+    while len(reach) > 1 and reach[-1] > FAR * reach[-2] > 0:
         reach.pop()
     return 1.1 * reach[-1] or 1.0
 
 
-def _label(lead: Lead, study: Study) -> str:
-    one, reference = lead.contestant, study.final.get(study.reference)
-    other = reference is not None and one.epochs != reference.epochs
-    longer = f", {one.epochs} epochs" if other else ""
-    seeds = len(one.accuracies)
-    return style.text(f"{one.name}{longer} ({seeds} seed{'s' * (seeds > 1)})")
-
-
 def _number(one: Interval) -> str:
     ends = "" if math.isnan(one.low) else f" ({one.low:+z.2f} to {one.high:+z.2f})"
-    return f"{one.mean:+z.2f}{ends}".replace("-", "−")
+    seeds = "1 seed" if one.num == 1 else f"{one.num} seeds"
+    return f"{one.mean:+z.2f}{ends}, {seeds}".replace("-", "−")
+
+
+def _short(words: str) -> str:
+    return style.text(textwrap.shorten(words, 40, placeholder=" …") if len(words) > 40 else words)
 
 
 def _key(figure: Any, found: Sequence[Lead]) -> None:
     from matplotlib.lines import Line2D
 
-    handles = []
-    if any(lead.at_equal_epochs for lead in found):
-        handles.append(Line2D([], [], color=style.color(0), marker="o", ms=5, label=EPOCHS))
-    if any(lead.at_equal_time for lead in found):
-        handles.append(Line2D([], [], color=style.color(5), marker="o", ms=5, mfc="white",
-                              label=f"{TIME}, the reference with more epochs"))  # fmt: skip
+    there = {how for lead in found for how, _ in _bars(lead)}
+    handles = [
+        Line2D([], [], color=COLORS[how], marker="o", ms=5, label=how,
+               mfc="white" if how == TIME else COLORS[how])
+        for how in (EPOCHS, TIME) if how in there
+    ]  # fmt: skip
     style.legend_above(figure, handles, 2)
 
 
@@ -120,7 +128,7 @@ def choice(studies: Sequence[Study]) -> Iterator[tuple[str, Any]]:
         return
     columns = min(len(panels), 2)
     rows = math.ceil(len(panels) / columns)
-    figure = style.new_figure(0.4 + 2.4 * rows, style.WIDTH * max(columns, 1.3) / 2)
+    figure = style.new_figure(0.4 + 2.4 * rows, style.WIDTH * (1 if columns == 2 else 0.65))
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for unused in grid[len(panels) :]:
         unused.remove()
@@ -128,34 +136,29 @@ def choice(studies: Sequence[Study]) -> Iterator[tuple[str, Any]]:
     for axes, (study, key, curves) in zip(grid, panels):
         for name, tried in curves.items():
             _curve(axes, tried, key, names.index(name))
-        values = sorted({one.setting[key] for tried in curves.values() for one in tried})
         _end_below(axes, curves, key, names)
-        if values[0] > 0:
-            axes.set_xscale("log")
-            axes.set_xticks(values, [f"{value:g}" for value in values])
-            axes.minorticks_off()
-        seeds = max(len(one.accuracies) for tried in curves.values() for one in tried)
-        of = f"{seeds} seed{'s' * (seeds > 1)}"
-        axes.set_title(style.text(study.setup))
+        _values(axes, sorted({one.setting[key] for tried in curves.values() for one in tried}))
+        seeds = max(one.num for tried in curves.values() for one in tried)
+        title = textwrap.fill(study.title(study.epochs_tried), 48)
+        axes.set_title(style.text(title))
+        of = "1 seed" if seeds == 1 else f"{seeds} seeds"
         axes.set(xlabel=style.text(key), ylabel=f"validation accuracy, %; {of}")
     from matplotlib.lines import Line2D
 
-    lines = [Line2D([], [], marker=style.MARKERS[i % 8], label=style.text(name), **style.line(i))
+    lines = [Line2D([], [], marker=style.MARKERS[i % 8], label=_short(name), **style.line(i))
              for i, name in enumerate(names)]  # fmt: skip
     style.legend_above(figure, lines, 4)
     yield CHOICE_NAME, figure
 
 
-def _curves(study: Study) -> dict[str, dict[str, list[Tried]]]:
+def _curves(study: Study) -> dict[str, Curves]:
     """By key, then by contestant: what was tried of numbers, in order, with the rest as chosen."""
     chosen = {one.contestant: one.setting for one in study.tried if one.is_chosen}
-    found: dict[str, dict[str, list[Tried]]] = {}
+    found: dict[str, Curves] = {}
     for one in study.tried:
-        best = chosen.get(one.contestant)
-        if best is None or not one.accuracies:
-            continue
+        best = chosen.get(one.contestant, {})
         for key, value in one.setting.items():
-            if is_number(value) and _without(key, one.setting) == _without(key, best):
+            if key in best and is_number(value) and _rest(key, one.setting) == _rest(key, best):
                 found.setdefault(key, {}).setdefault(one.contestant, []).append(one)
     return {
         key: {name: _in_order(tried, key) for name, tried in curves.items()}
@@ -164,46 +167,55 @@ def _curves(study: Study) -> dict[str, dict[str, list[Tried]]]:
     }
 
 
+def _rest(key: str, setting: Mapping[str, Any]) -> dict[str, Any]:
+    return {other: value for other, value in setting.items() if other != key}
+
+
 def _in_order(tried: Sequence[Tried], key: str) -> list[Tried]:
     return sorted(tried, key=lambda one: one.setting[key])
 
 
-def _without(key: str, setting: Mapping[str, Any]) -> dict[str, Any]:
-    return {other: value for other, value in setting.items() if other != key}
+def _values(axes: Any, values: Sequence[float]) -> None:
+    """The axis of what was tried: logarithmic where it can be, its values as far as they fit."""
+    if values[0] <= 0:
+        return
+    axes.set_xscale("log")
+    shown: list[float] = []
+    for value in values:
+        if not shown or value >= APART * shown[-1]:
+            shown.append(value)
+    axes.set_xticks(shown, [f"{value:g}" for value in shown])
+    axes.minorticks_off()
 
 
-def _end_below(axes: Any, curves: Mapping[str, Sequence[Tried]], key: str, names: Any) -> None:
-    """Ends the axis where the best are still told apart; what lies below is an arrow, in figures.
+def _end_below(axes: Any, curves: Curves, key: str, names: Sequence[str]) -> None:
+    """Ends the axis where the best are still told apart; what lies below is told in figures.
 
     That is three times as far below the best as the quarter of the values that is worst.
     """
-    means = {(name, one.setting[key]): statistics.fmean(one.accuracies)
-             for name, tried in curves.items() for one in tried}  # fmt: skip
+    means = {(name, one.setting[key]): one.mean for name, of in curves.items() for one in of}
     ordered = sorted(means.values())
     best, usual = ordered[-1], ordered[-1] - ordered[len(ordered) // 4]
     low = best - 3 * usual
-    if ordered[0] >= low:
+    if not usual or ordered[0] >= low:
         return
     axes.set_ylim(low, best + 0.4 * usual)
     times: Counter[float] = Counter()
     for (name, value), mean in sorted(means.items(), key=lambda item: item[1]):
         if mean < low:
-            look = {"color": style.color(names.index(name)), "clip_on": False}
-            axes.plot([value], [low], "v", **look)
-            place = (-5, 3 + 7 * times[value])
-            axes.annotate(f"{mean:.1f}", (value, low), place, textcoords="offset points",
-                          ha="right", fontsize=6, color=look["color"])  # fmt: skip
+            place = (0, 2 + 7 * times[value])
+            look = {"ha": "center", "fontsize": 6, "color": style.color(names.index(name))}
+            axes.annotate(f"↓ {mean:.1f}", (value, low), place, textcoords="offset points", **look)
             times[value] += 1
 
 
 def _curve(axes: Any, tried: Sequence[Tried], key: str, index: int) -> None:
-    x = [one.setting[key] for one in tried]
-    mean = [statistics.fmean(one.accuracies) for one in tried]
+    x, mean = [one.setting[key] for one in tried], [one.mean for one in tried]
     axes.plot(x, mean, marker=style.MARKERS[index % 8], **style.line(index))
-    if all(len(one.accuracies) > 1 for one in tried):
-        error = [statistics.stdev(one.accuracies) / math.sqrt(len(one.accuracies)) for one in tried]
-        low, high = ([m + s * e for m, e in zip(mean, error)] for s in (-1, 1))
+    if not any(math.isnan(one.error) for one in tried):
+        low, high = ([one.mean + side * one.error for one in tried] for side in (-1, 1))
         axes.fill_between(x, low, high, color=style.color(index), alpha=0.18, linewidth=0)
-    for one, value in zip(tried, mean):
+    for one in tried:
         if one.is_chosen:
-            axes.plot([one.setting[key]], [value], "o", ms=9, mfc="none", color=style.color(index))
+            ring = {"mfc": "none", "color": style.color(index)}
+            axes.plot([one.setting[key]], [one.mean], "o", ms=9, **ring)
