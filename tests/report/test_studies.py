@@ -200,6 +200,10 @@ def test_contestants_of_other_settings_keep_their_own_lines(tmp_path: Path) -> N
         write(files[s], both([s]), options={"CR-SAM": {"trust": trust}, "SAM": None})
     (study,) = read_studies(files[:2])
     assert seeds(study.final)[1:] == [("CR-SAM", [0]), ("CR-SAM", [1])]
+    write(files[2], both([2]))  # an older one, which does not say its options, goes with the first
+    for order, pooled in ((files, [[0, 2], [1]]), (files[::-1], [[1, 2], [0]])):
+        (study,) = read_studies(order)
+        assert [sorted(one.accuracies) for one in study.final[1:]] == pooled
 
 
 def test_a_seed_counts_once_and_another_result_for_it_is_told(tmp_path: Path) -> None:
@@ -247,8 +251,7 @@ def test_equal_time_is_put_together_too_whatever_number_of_epochs_it_takes(tmp_p
         )
         for name, s, epochs in (("a", (0, 1), 15), ("b", (2, 3), 16))
     ]
-    plain = write(tmp_path / "c.json", [])
-    plain.write_text(files[0].read_text().replace("equal-time", "choose"))  # it has none
+    plain = write(tmp_path / "c.json", both((0, 1)))
     for order in (files, [plain, *files]):
         (study,) = read_studies(order)
         timed = leads(study)["CR-SAM"].at_equal_time

@@ -183,12 +183,9 @@ def _read(content: Mapping[str, Any], source: str) -> Study:
         if is_number(run["test_accuracy"]):
             one.accuracies[run["seed"]] = run["test_accuracy"]
         _add(place, one)
-    # Of several that were given time, the verdict says against which.
-    pairs = verdict["at_equal_time"]
-    alone = {one.name for one in study.longer} == {study.reference}
-    for one in study.final:
-        one.takes_as_long = f"{one.name} against {study.reference}" in pairs
-        one.takes_as_long |= alone and one.name in pairs
+    for one in study.final:  # of several that are given time, the verdict names the one as well
+        pairs = {one.name, f"{one.name} against {study.reference}"}
+        one.takes_as_long = not pairs.isdisjoint(verdict["at_equal_time"])
     if study.longer and all(one.name != study.reference for one in study.longer):
         study.notes.append(f"{source}: at equal time {study.reference} was not trained: not drawn")
     for each in verdict["tried"]:
