@@ -24,7 +24,7 @@ $(VENV)/.%: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	@touch $@
 
-demo: $(VENV)/.crsam  ## SGD, SAM and CR-SAM side by side, in half a minute
+demo: $(VENV)/.crsam  ## SGD, SAM and CR-SAM side by side, in a minute
 	$(BIN)/crsam demo
 
 test: $(VENV)/.dev  ## all tests

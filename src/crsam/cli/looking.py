@@ -154,12 +154,16 @@ def figures(
     formats: Annotated[
         str, typer.Option("--format", help="pdf, svg, png, with commas between.")
     ] = "pdf",
-    dpi: Annotated[int, typer.Option(min=10, help="Dots to an inch.")] = 300,
+    dpi: Annotated[int, typer.Option(min=10, max=2400, help="Dots to an inch.")] = 300,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also the runs that a study or a sweep only chose by.")
+    ] = False,
 ) -> None:
     """The paper's figures, and more, of runs and studies: for print, for any colour vision."""
     from crsam.report.figures import write_figures
 
-    drawn = write_figures(folders, out, [name.strip() for name in formats.split(",")], dpi=dpi)
+    kinds = [name.strip().lower() for name in formats.split(",") if name.strip()]
+    drawn = write_figures(folders, out, kinds, dpi=dpi, everything=everything)
     for note in drawn.notes:
         print(note, file=sys.stderr)
     for file in drawn.files:

@@ -43,8 +43,9 @@ def show_table(name: str, found: Sequence[Ours]) -> None:
         print()
     print(
         "Above stand those of most epochs, then closest to the recipe, of most seeds, the latest."
-        f"\n{FEWER} of fewer epochs than others in its row: not to be compared with those."
     )
+    if name != "geometry":
+        print(f"{FEWER} of fewer epochs than others in its row: not to be compared with those.")
 
 
 def _cifar(found: Sequence[Ours]) -> list[Ours]:

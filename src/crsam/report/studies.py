@@ -128,38 +128,51 @@ def span(numbers: set[int]) -> str:
     return f"{low}" if low == high else f"{low} to {high}"
 
 
-def is_study(path: Path) -> bool:
-    """Whether it is a file, as summaries are, or the folder of a study."""
-    return path.is_file() or (path / FILE).is_file()
+def summaries(path: Path) -> list[Path]:
+    """The file itself, or those of the studies in a folder."""
+    if path.is_file():
+        return [path]
+    return sorted(file for depth in ("", "*/", "*/*/") for file in path.glob(depth + FILE))
 
 
-def read_studies(paths: Sequence[str | Path]) -> list[Study]:
+def read_studies(paths: Sequence[str | Path]) -> tuple[list[Study], list[str]]:
     """The studies in these files; where the reference was trained alike, they are one.
 
     Args:
-        paths: Summaries, or folders of studies.
+        paths: Summaries, studies' folders, or folders of such.
 
-    Raises:
-        UserError: If one of them is not the summary of a study.
+    Returns:
+        The studies, and a line for each file that is not the summary of one.
     """
-    files = [path / FILE if path.is_dir() else path for path in map(Path, paths)]
+    files = [file for path in paths for file in summaries(Path(path))]
     files = list({file.resolve(): file for file in files}.values())
     names = [file.resolve().parent.name if file.name == FILE else file.stem for file in files]
     found: list[Study] = []
+    problems: list[str] = []
     for file, name in zip(files, names):
-        content = read_json(file)
-        if content is None or content.get("kind") != KIND:
-            raise UserError(f"{file} is not the summary of a study, as crsam study writes it")
         try:
-            study = _read(content, name if names.count(name) == 1 else str(file))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UserError(f"{file} is not a whole summary: {error!r}") from error
+            study = _study(file, name if names.count(name) == 1 else str(file))
+        except UserError as error:
+            problems.append(str(error))
+            continue
         same = next((other for other in found if _ask_the_same(study, other)), None)
         if same is None:
             found.append(study)
         else:
             _join(same, study)
-    return found
+    return found, problems
+
+
+def _study(file: Path, source: str) -> Study:
+    content = read_json(file)
+    if content is None or content.get("kind") != KIND:
+        raise UserError(f"{file} is not the summary of a study, as crsam study writes it")
+    try:
+        return _read(content, source)
+    except KeyError as error:
+        raise UserError(f"{file} is not a whole summary: it has no {error}") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{file} is not a whole summary: {error}") from error
 
 
 def _read(content: Mapping[str, Any], source: str) -> Study:
@@ -186,6 +199,8 @@ def _read(content: Mapping[str, Any], source: str) -> Study:
     for one in study.final:  # of several that are given time, the verdict names the one as well
         pairs = {one.name, f"{one.name} against {study.reference}"}
         one.takes_as_long = not pairs.isdisjoint(verdict["at_equal_time"])
+    if not content.get("is_complete", True):
+        study.notes.append(f"{source}: unfinished; it is drawn as far as it goes")
     if study.longer and all(one.name != study.reference for one in study.longer):
         study.notes.append(f"{source}: at equal time {study.reference} was not trained: not drawn")
     for each in verdict["tried"]:

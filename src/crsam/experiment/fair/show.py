@@ -46,8 +46,10 @@ def show_plan(progress: Progress) -> None:
         print(f"\n{len(progress.jobs)} runs; how long they take is known once the first are done.")
         return
     more = " and what is not known yet" if None in total else ""
-    print(f"\n{len(progress.jobs)} runs, {_duration(sum(known))}{more} to go (minutes:seconds), by "
-          "what finished runs took or, before there are any, the study's file says.")  # fmt: skip
+    print(
+        f"\n{len(progress.jobs)} runs, {_duration(sum(known))}{more} to go (minutes:seconds, hours "
+        "before them), by what finished\nruns took or, before there are any, the study's file says."
+    )
 
 
 def show_verdict(progress: Progress) -> None:

@@ -5,7 +5,7 @@ Needs matplotlib, the extra ``report``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -15,8 +15,8 @@ from crsam.errors import UserError, unknown
 from crsam.report.figures import landscapes, spectra, studies, style, training
 from crsam.report.figures.landscapes import broken
 from crsam.report.groups import Group, differing, grouped
-from crsam.report.runs import Run, read_runs
-from crsam.report.studies import is_study, read_studies
+from crsam.report.runs import Run, read_runs, tested
+from crsam.report.studies import read_studies, summaries
 
 FORMATS = ("pdf", "svg", "png")
 
@@ -31,6 +31,19 @@ MAKERS: tuple[Maker, ...] = (
     spectra.densities,
 )
 """Each gives the names and drawings of the figures for which these runs have the numbers."""
+
+
+MISSING_OF_RUNS = {
+    training.RATIO_NAME: f"no run has measure.metrics with {', '.join(training.RATIO)}",
+    training.GEOMETRY_NAME: f"no run has measure.metrics with {', '.join(training.GEOMETRY)}",
+    landscapes.SURFACES_NAME: "no run has a landscape: crsam landscape RUN... makes them",
+    training.CONVERGENCE_NAME: "no run has training metrics",
+}
+MISSING_OF_STUDIES = {
+    studies.LEADS_NAME: "no study has tested a contestant beside its reference",
+    studies.CHOICE_NAME: "no study has tried two values of a number",
+}
+"""Why a figure that people look for is not there."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +61,17 @@ def write_figures(
     formats: Sequence[str] = ("pdf",),
     *,
     dpi: int = 300,
+    everything: bool = False,
 ) -> Drawn:
     """Draws every figure for which the runs and studies have the numbers.
 
     Args:
-        paths: Folders of runs, of comparisons, or of several such; of studies their folders or
-            their summaries, those that ask the same of other seeds in one panel.
+        paths: Folders of runs, of comparisons, of studies, or of several such; and summaries of
+            studies. Those that ask the same of other seeds share a panel.
         out: The folder to write to; it is made.
         formats: Any of ``pdf``, ``svg`` and ``png``.
         dpi: Dots to an inch, of PNG files and of the surfaces in the others.
+        everything: Also the runs that a study or a sweep only chose by.
 
     Returns:
         Which files were written, and what could not be drawn, and why.
@@ -64,28 +79,41 @@ def write_figures(
     Raises:
         UserError: If there is no run, nothing to draw, no such format, or no matplotlib.
     """
-    for name in formats:
+    for name in formats or [""]:
         if name not in FORMATS:
             raise unknown("format", name, FORMATS)
     style.check_matplotlib()
-    asked = read_studies([path for path in paths if is_study(Path(path))])
+    asked, problems = read_studies(paths)
     folders = [path for path in paths if not Path(path).is_file()]  # or not there: it is told
-    runs = read_runs(folders) if folders else []
+    found = _runs_of(folders)
+    runs = found if everything else tested(found)
     groups = grouped(run for run in runs if run.state != "broken")
     place = Path(out)
     files: list[Path] = []
     with style.printed():
-        found = [make(groups) for make in MAKERS] if runs else []
-        for name, figure in chain(*found, studies.leads(asked), studies.choice(asked)):
+        of_runs = [make(groups) for make in MAKERS] if runs else []
+        for name, figure in chain(*of_runs, studies.leads(asked), studies.choice(asked)):
             files += style.save(figure, place, name, formats, dpi)
-    notes = [*_problems(runs), *_differences(groups), *(_missing(files) if runs else ())]
+    notes = [*_problems(runs), *_differences(groups), *problems]
     notes += [note for study in asked for note in study.notes]
+    if len(runs) < len(found):
+        notes.append(f"{len(found) - len(runs)} runs only chose, and are left out (--all)")
+    notes += _missing(files, MISSING_OF_RUNS if runs else {})
+    notes += _missing(files, MISSING_OF_STUDIES if asked else {})
     if not files:
-        if not runs:
-            raise UserError("there is nothing to draw: no study has tested a contestant beside its "
-                            "reference, or tried two values of one thing")  # fmt: skip
-        raise UserError(f"there is nothing to draw in these {len(runs)} runs: {'; '.join(notes)}")
+        of = f" in these {len(runs)} runs" if runs else ""
+        raise UserError(f"there is nothing to draw{of}: {'; '.join(notes)}")
     return Drawn(files, notes)
+
+
+def _runs_of(folders: Sequence[str | Path]) -> list[Run]:
+    """Of a study that has not begun there are none."""
+    try:
+        return read_runs(folders) if folders else []
+    except UserError:
+        if all(summaries(Path(folder)) for folder in folders):
+            return []
+        raise
 
 
 def _problems(runs: Sequence[Run]) -> list[str]:
@@ -101,12 +129,6 @@ def _differences(groups: Sequence[Group]) -> list[str]:
     return [f"the recipes differ in more than method and seed: {', '.join(keys)}"] if keys else []
 
 
-def _missing(files: Sequence[Path]) -> list[str]:
+def _missing(files: Sequence[Path], wanted: Mapping[str, str]) -> list[str]:
     names = {file.stem for file in files}
-    wanted = {
-        training.RATIO_NAME: f"no run has measure.metrics with {', '.join(training.RATIO)}",
-        training.GEOMETRY_NAME: f"no run has measure.metrics with {', '.join(training.GEOMETRY)}",
-        landscapes.SURFACES_NAME: "no run has a landscape: crsam landscape RUN... makes them",
-        training.CONVERGENCE_NAME: "no run has training metrics",
-    }
     return [f"{name} is not drawn: {why}" for name, why in wanted.items() if name not in names]

@@ -76,7 +76,10 @@ def _bars(lead: Lead) -> list[tuple[str, Interval]]:
 def _bar(axes: Any, one: Interval, y: float, how: str, edge: float) -> None:
     look: dict[str, Any] = {"color": COLORS[how], "zorder": 3}
     ends = _ends(one)
-    for beyond, marker, place in ((ends[0] < -edge, "<", -edge), (ends[-1] > edge, ">", edge)):
+    for beyond, marker, place in (
+        (ends[0] < -edge, "<", -0.985 * edge),
+        (ends[-1] > edge, ">", 0.985 * edge),
+    ):
         if beyond:
             axes.plot([place], [y], marker, ms=5, clip_on=False, **look)
     inside = [min(max(end, -edge), edge) for end in ends]
@@ -147,6 +150,9 @@ def choice(studies: Sequence[Study]) -> Iterator[tuple[str, Any]]:
 
     lines = [Line2D([], [], marker=style.MARKERS[i % 8], label=_short(name), **style.line(i))
              for i, name in enumerate(names)]  # fmt: skip
+    lines.append(
+        Line2D([], [], marker="o", ms=9, mfc="none", ls="", color="#555555", label="chosen")
+    )
     style.legend_above(figure, lines, 4)
     yield CHOICE_NAME, figure
 
