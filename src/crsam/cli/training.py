@@ -146,9 +146,8 @@ def study(
         progress = conduct(asked, place, world, minutes=minutes, summary=summary, fresh=fresh)
         if world.is_main:
             show_verdict(progress)
-            print(
-                f"runs and study.json are in {place}; to draw them: crsam figures {place} -o figures"
-            )
+            print(f"runs and study.json are in {place}")
+            print(f"to draw them: crsam figures {place} -o figures")
 
 
 @app.command()
