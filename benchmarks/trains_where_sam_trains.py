@@ -18,6 +18,7 @@ import argparse
 import itertools
 import json
 import multiprocessing
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,8 @@ from digits import NETS, digits, train
 import crsam
 from crsam.experiment.environment import environment
 
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+Methods = Mapping[str, tuple[str, Mapping[str, Any]]]
+METHODS: Methods = {
     "SAM": ("sam", {}),
     "CR-SAM log": ("crsam", {}),
     "CR-SAM linear": ("crsam", {"form": "linear", "alpha": 0.5, "beta": 0.1, "trust": 0.5}),
@@ -45,18 +47,29 @@ class Run(NamedTuple):
     method: str
 
 
-def accuracy_of(run: Run, epochs: int) -> float:
+def accuracy_of(run: Run, epochs: int, method: tuple[str, Mapping[str, Any]]) -> float:
     torch.set_num_threads(1)
     torch.manual_seed(run.seed)
     model = NETS[run.net]()
     base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=run.momentum, weight_decay=5e-4)
-    name, hyper = METHODS[run.method]
+    name, hyper = method
     opt = crsam.make(name, base, rho=run.rho, model=model, **hyper)
     return train(model, opt, digits(run.noise, run.seed), epochs, seed=run.seed)
 
 
-def _call(job: tuple[Run, int]) -> tuple[Run, float]:
+def _call(job: tuple[Run, int, Any]) -> tuple[Run, float]:
     return job[0], accuracy_of(*job)
+
+
+def battery(methods: Methods, epochs: int, seeds: int, workers: int) -> Iterator[dict[str, Any]]:
+    """Every run of these methods, with its accuracy, as they are done."""
+    grid = itertools.product(NETS, (0.0, 0.3), (0.0, 0.9), RHOS, range(seeds), methods)
+    runs = [Run(*values) for values in grid]
+    jobs = [(run, epochs, methods[run.method]) for run in runs]
+    with multiprocessing.Pool(workers) as pool:
+        for k, (run, accuracy) in enumerate(pool.imap(_call, jobs), start=1):
+            print(f"[{k}/{len(runs)}] {run}: {accuracy:.1f}", flush=True)
+            yield {**run._asdict(), "accuracy": round(accuracy, 2)}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -97,13 +110,7 @@ def main() -> None:
     if args.table:
         print(table(json.loads(args.table.read_text())))
         return
-    grid = itertools.product(NETS, (0.0, 0.3), (0.0, 0.9), RHOS, range(args.seeds), METHODS)
-    runs = [Run(*values) for values in grid]
-    done = []
-    with multiprocessing.Pool(args.workers) as pool:
-        for run, accuracy in pool.imap(_call, [(run, args.epochs) for run in runs]):
-            done.append({**run._asdict(), "accuracy": round(accuracy, 2)})
-            print(f"[{len(done)}/{len(runs)}] {run}: {accuracy:.1f}", flush=True)
+    done = list(battery(METHODS, args.epochs, args.seeds, args.workers))
     result = {**environment(), "epochs": args.epochs, "collapsed_below": COLLAPSED, "runs": done}
     if args.out:
         args.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
