@@ -83,7 +83,7 @@ def test_adding_a_method_walks_through_one_that_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The page's part, name and twin, as printed: the method equals its twin."""
-    part, _, named, twin = blocks("docs/adding_a_method.md")
+    _, part, _, named, twin = blocks("docs/adding_a_method.md")
     header = (
         "from torch.optim import Optimizer, SGD\nfrom typing import Unpack\n"
         "import torch, problems\nfrom torch import Tensor\n"

@@ -16,7 +16,7 @@ from crsam.optim.methods import (
     GradientNormPenalty,
     LookSAM,
 )
-from crsam.optim.registry import make, methods
+from crsam.optim.registry import make, methods, register
 from crsam.optim.sharpness import SharpnessAware
 
 __version__ = "0.1.0"
@@ -41,4 +41,5 @@ __all__ = [
     "SharpnessAware",
     "make",
     "methods",
+    "register",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from crsam.errors import unknown
 
@@ -34,3 +34,26 @@ def named(kind: str, name: str, known: Mapping[str, T]) -> T:
         if plain(spelling) == plain(name):
             return thing
     raise unknown(kind, name, known)
+
+
+def enter(kind: str, name: str, thing: Any, known: dict[str, Any]) -> None:
+    """Puts a thing into a registry; one of the same module and name is replaced, as by a reload.
+
+    Raises:
+        ValueError: If the name is another's already.
+
+    Example:
+        >>> enter("model", "ResNet18", dict, {"resnet18": list})
+        Traceback (most recent call last):
+        ValueError: there is a model 'resnet18' already: give yours another name
+    """
+    for spelling, other in list(known.items()):
+        if plain(spelling) == plain(name):
+            if _origin(other) != _origin(thing):
+                raise ValueError(f"there is a {kind} {spelling!r} already: give yours another name")
+            del known[spelling]
+    known[name] = thing
+
+
+def _origin(thing: object) -> tuple[object, object]:
+    return getattr(thing, "__module__", thing), getattr(thing, "__qualname__", thing)

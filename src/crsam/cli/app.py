@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -12,6 +15,7 @@ import torch
 import typer
 
 import crsam
+from crsam.errors import UserError
 from crsam.train.distributed import World, join
 
 app = typer.Typer(
@@ -55,12 +59,38 @@ class Statistics(StrEnum):
 
 
 @app.callback(invoke_without_command=True)
-def version(
+def before_all(
+    own: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="FILE",
+            help="A Python file or module to import first: methods and models of your own.",
+        ),
+    ] = None,
     show: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
+    for name in own or []:
+        _import(name)
     if show:
         print(f"crsam {crsam.__version__}, torch {torch.__version__}")
         raise typer.Exit
+
+
+def _import(name: str) -> None:
+    """A module, or a file by its path; both may import what lies beside them."""
+    path = Path(name)
+    is_file = path.suffix == ".py"
+    if is_file and not path.is_file():
+        raise UserError(f"--import: there is no file {name}")
+    sys.path.insert(0, str(path.resolve().parent if is_file else Path.cwd()))
+    try:
+        importlib.import_module(path.stem if is_file else name)
+    except Exception as error:
+        if os.environ.get("CRSAM_TRACEBACK"):
+            raise
+        what = f"{type(error).__name__}: {error}"
+        raise UserError(f"--import {name}: {what} (CRSAM_TRACEBACK=1 shows where)") from error
 
 
 def default_folder(source: str) -> Path:

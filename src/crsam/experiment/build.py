@@ -163,18 +163,15 @@ def build_model(
     """
     torch.manual_seed(derive(recipe.seed, "weights"))
     channels, height, width = splits.train.shape
-    given = dict(recipe.model.options)
-    if "image_size" in model_options(recipe.model.name) and height == width:
+    given, takes = dict(recipe.model.options), model_options(recipe.model.name)
+    if "in_channels" in takes:
+        given["in_channels"] = channels
+    if "image_size" in takes and height == width:
         given.setdefault("image_size", height)
     if not begins:
         given.pop("pretrained", None)
     with naming("model"):
-        model = make_model(
-            recipe.model.name,
-            splits.feed.num_classes,
-            in_channels=channels,
-            **given,
-        )
+        model = make_model(recipe.model.name, splits.feed.num_classes, **given)
     model = model.to(device, splits.feed.dtype)
     if recipe.train.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

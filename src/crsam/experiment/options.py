@@ -98,7 +98,10 @@ def canonical(table: str, name: str, key: str, also: Iterable[str] = ()) -> str:
             raise RecipeError(str(error), key) from None
     names = {plain(known): known for known in (*KINDS[table].names(), *also)}
     if plain(name) not in names:
-        raise RecipeError(str(unknown(KINDS[table].noun, name, names.values())), key)
+        told = str(unknown(KINDS[table].noun, name, names.values()))
+        if table in ("methods", "model"):
+            told += "; one of your own: crsam --import FILE, before the command"
+        raise RecipeError(told, key)
     return names[plain(name)]
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
 from crsam._arguments import arguments
-from crsam._names import named
+from crsam._names import enter, named
 from crsam.models.pyramidnet import PyramidNet
 from crsam.models.resnet import ResNet
 from crsam.models.small import DigitsConv, DigitsMLP
@@ -35,6 +35,7 @@ __all__ = [
     "models",
     "options",
     "read_weights",
+    "register",
 ]
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -48,6 +49,38 @@ _MODELS: dict[str, Callable[..., nn.Module]] = {
     "digits_conv": DigitsConv,
     "digits_mlp": DigitsMLP,
 }
+
+
+M = TypeVar("M", bound=Callable[..., nn.Module])
+
+
+def register(model: M) -> M:
+    """Gives a model of your own its name, for `make_model`, recipes and the command line.
+
+    That of the class or function, in lower case. It is called with the number of classes; its other
+    arguments are the options that recipes may give. The command line has to import the file first:
+    ``crsam --import FILE …``.
+
+    Args:
+        model: A class or function whose first argument is ``num_classes``.
+
+    Raises:
+        TypeError: If it is something else.
+        ValueError: If the name is another model's already.
+
+    Example:
+        >>> from torch import nn
+        >>> from crsam.models import make_model, register
+        >>> @register
+        ... def one_layer(num_classes: int, pixels: int = 64) -> nn.Module:
+        ...     return nn.Sequential(nn.Flatten(), nn.Linear(pixels, num_classes))
+        >>> make_model("one-layer", 10, pixels=784)[1]
+        Linear(in_features=784, out_features=10, bias=True)
+    """
+    if next(iter(arguments(model)) if callable(model) else iter(()), None) != "num_classes":
+        raise TypeError(f"the first argument of a model must be num_classes, in {model!r}")
+    enter("model", model.__name__.lower(), model, _MODELS)
+    return model
 
 
 def models() -> list[str]:
