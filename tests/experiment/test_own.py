@@ -19,6 +19,7 @@ from crsam.cli import app
 from crsam.errors import UserError
 from crsam.experiment.toml import load_recipe
 from crsam.optim import Gradient
+from crsam.optim.methods import METHODS
 from experiment.runs import TINY, assert_same_state, outcome
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +40,7 @@ def crsam_with(file: Path, *words: str) -> Result:
     try:
         return CliRunner().invoke(app, ["--import", str(file), *words], catch_exceptions=False)
     finally:
+        METHODS.pop("mysam", None)  # as in a process of its own
         sys.modules.pop(file.stem, None)
         sys.path.remove(str(file.parent))
 
