@@ -29,9 +29,10 @@ def commands(page: str) -> list[list[str]]:
              for line in block.splitlines()]  # fmt: skip
     words = [shlex.split(line, comments=True) for line in lines]
     return [
-        each[each.index("crsam") + 1 :]
+        each[place:]
         for each in words
-        if "crsam" in each and {"train", "compare", "study", "bench"} & set(each)
+        for place, word in enumerate(each)
+        if "crsam" in each[:place] and word in {"train", "compare", "study", "bench"}
     ]
 
 
