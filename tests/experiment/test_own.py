@@ -121,6 +121,15 @@ def test_a_module_beside_the_current_folder_is_imported(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["random.py", "models.py", "my-sam.v2.py"])
+def test_a_file_is_run_whatever_else_has_its_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("from beside import *")
+    (tmp_path / "beside.py").write_text(the_page())
+    command = [sys.executable, "-m", "crsam", "--import", str(tmp_path / name), "list", "methods"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.split()[-1:] == ["mysam"], done.stderr
+
+
 def test_a_file_that_is_not_there_or_fails_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--import: there is no file .*none\.py"):
         CliRunner().invoke(

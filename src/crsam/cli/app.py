@@ -8,7 +8,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import torch
@@ -78,19 +80,37 @@ def before_all(
 
 
 def _import(name: str) -> None:
-    """A module, or a file by its path; both may import what lies beside them."""
-    path = Path(name)
-    is_file = path.suffix == ".py"
-    if is_file and not path.is_file():
+    """A module of the path or the current folder, or a file, which may import its neighbours."""
+    is_file = name.endswith(".py")
+    if is_file and not Path(name).is_file():
         raise UserError(f"--import: there is no file {name}")
-    sys.path.insert(0, str(path.resolve().parent if is_file else Path.cwd()))
     try:
-        importlib.import_module(path.stem if is_file else name)
+        if is_file:
+            _run_file(Path(name).resolve())
+        else:
+            sys.path.insert(0, str(Path.cwd()))
+            importlib.import_module(name)
     except Exception as error:
         if os.environ.get("CRSAM_TRACEBACK"):
             raise
         what = f"{type(error).__name__}: {error}"
         raise UserError(f"--import {name}: {what} (CRSAM_TRACEBACK=1 shows where)") from error
+
+
+def _run_file(path: Path) -> None:
+    """Runs this very file, whatever other modules of its name there are."""
+    name = path.stem
+    if name in sys.stdlib_module_names or name in sys.modules:
+        name = f"{name} of {path.parent}"
+    loader = SourceFileLoader(name, str(path))
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = str(path)
+    sys.path.append(str(path.parent))  # not first: it may hold a random.py
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
 
 
 def default_folder(source: str) -> Path:
