@@ -13,11 +13,11 @@ import torch
 
 from crsam.errors import UserError
 from crsam.experiment import build as building
+from crsam.experiment.comparison import compare
 from crsam.experiment.fair.conduct import conduct
 from crsam.experiment.fair.file import load_study
 from crsam.experiment.recipe import Recipe, differences
 from crsam.experiment.run import evaluate_run, run
-from crsam.experiment.study import compare
 from crsam.experiment.toml import load_recipe
 from crsam.models import make_model
 from crsam.train import interrupt

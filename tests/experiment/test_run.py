@@ -13,8 +13,7 @@ import torch
 
 import crsam
 from crsam.errors import UserError
-from crsam.experiment import run as running
-from crsam.experiment import tables
+from crsam.experiment import journal, tables
 from crsam.experiment.build import BFLOAT16_FLOOR, build
 from crsam.experiment.folder import MetricsLog, RunFolder
 from crsam.experiment.run import evaluate_run, run
@@ -70,13 +69,13 @@ def test_the_test_set_is_looked_at_once_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[tuple[int, str]] = []
-    evaluate = running.evaluate
+    evaluate = journal.evaluate
 
     def watching(model: Any, images: Any, feed: Any, **options: Any) -> Any:
         looked.append((len(images), options["label"]))
         return evaluate(model, images, feed, **options)
 
-    monkeypatch.setattr(running, "evaluate", watching)
+    monkeypatch.setattr(journal, "evaluate", watching)
     run(tiny("data.validation=0.1"), tmp_path, lines=False)
     assert looked == [(144, "validating")] * 3 + [(360, "testing")]
 

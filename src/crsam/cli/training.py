@@ -22,13 +22,13 @@ from crsam.cli.app import (
     world_of,
 )
 from crsam.experiment import tables
+from crsam.experiment.comparison import compare as compare_methods
 from crsam.experiment.fair.conduct import conduct
 from crsam.experiment.fair.file import load_study
 from crsam.experiment.fair.jobs import look
 from crsam.experiment.fair.show import show_plan, show_verdict
 from crsam.experiment.folder import RunFolder
 from crsam.experiment.run import run
-from crsam.experiment.study import compare as compare_methods
 from crsam.experiment.sweep import sweep as try_values
 from crsam.experiment.toml import load_recipe, to_toml
 from crsam.progress import say

@@ -14,7 +14,7 @@ from typing import Any
 import crsam
 from crsam._tables import flat
 from crsam.errors import UserError
-from crsam.experiment.study import Spread, spread
+from crsam.experiment.comparison import Spread, spread
 
 TABLES = ("cifar", "imagenet", "geometry")
 

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from crsam.experiment.bench import EPOCH, Cost
+from crsam.experiment.comparison import Row, Spread
+from crsam.experiment.journal import Result
 from crsam.experiment.measure import Figure, Setting
-from crsam.experiment.run import Result
-from crsam.experiment.study import Row, Spread
 from crsam.experiment.sweep import Trial
 from crsam.landscape import Surface
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from crsam.experiment.comparison import Spread
 from crsam.experiment.fair import show
 from crsam.experiment.fair.conduct import Clock
 from crsam.experiment.fair.jobs import Job, look, per_epoch
@@ -18,7 +19,6 @@ from crsam.experiment.fair.show import show_plan, show_verdict
 from crsam.experiment.fair.summary import LIMIT, curves, summary, write_summary
 from crsam.experiment.fair.verdict import over, verdict
 from crsam.experiment.folder import RunFolder
-from crsam.experiment.study import Spread
 from crsam.interval import interval
 from experiment.fair.studies import pretend, small
 

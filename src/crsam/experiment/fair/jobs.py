@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from crsam.experiment.fair.study import Study
 from crsam.experiment.folder import RunFolder
+from crsam.experiment.journal import Result
 from crsam.experiment.literal import literal
 from crsam.experiment.recipe import Recipe
-from crsam.experiment.run import Result
 from crsam.experiment.values import Table
 
 Stage = Literal["choose", "final", "equal-time"]

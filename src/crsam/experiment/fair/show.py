@@ -8,9 +8,9 @@ from itertools import groupby
 
 from rich.table import Table as Grid
 
+from crsam.experiment.comparison import Spread
 from crsam.experiment.fair.jobs import Job, Progress, said
 from crsam.experiment.fair.verdict import Row, Tried, Verdict, mean_over, over, sensitivity, verdict
-from crsam.experiment.study import Spread
 from crsam.experiment.tables import console, with_spread
 from crsam.interval import Interval
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from crsam.experiment.comparison import Spread, spread
 from crsam.experiment.fair.jobs import Job, Progress, per_epoch
-from crsam.experiment.study import Spread, spread
 from crsam.experiment.values import Table
 from crsam.interval import Interval, interval
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from crsam.errors import UserError
-from crsam.experiment import study
-from crsam.experiment.study import Result, compare, spread, tabulate
+from crsam.experiment import comparison
+from crsam.experiment.comparison import compare, spread, tabulate
+from crsam.experiment.journal import Result
 from crsam.experiment.tables import show
 from crsam.train.interrupt import Stopped
 from experiment.runs import tiny
@@ -90,7 +91,7 @@ def test_a_stop_asked_while_a_run_ends_stops_the_others(
         os.kill(os.getpid(), signal.SIGINT)
         return a_result("sgd", 0, 80.0)
 
-    monkeypatch.setattr(study, "run", asks)
+    monkeypatch.setattr(comparison, "run", asks)
     with pytest.raises(Stopped):
         compare(tiny(), ["sgd"], 2, tmp_path)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -12,8 +12,9 @@ from typing import Any
 from crsam.errors import UserError
 from crsam.experiment.environment import environment
 from crsam.experiment.folder import RunFolder
+from crsam.experiment.journal import Result
 from crsam.experiment.recipe import Recipe, as_tables
-from crsam.experiment.run import Result, run
+from crsam.experiment.run import run
 from crsam.progress import bar, on_terminal, say
 from crsam.train.distributed import World
 from crsam.train.interrupt import Stopped, stoppable
