@@ -479,3 +479,50 @@ def test_parts_that_share_a_name_are_refused(model: nn.Module) -> None:
     del Ascent.registered["Clashing"]  # not for the battery
     with pytest.raises(ValueError, match="share the name"):
         crsam.SharpnessAware(sgd(model), Clashing(), Curvature())
+
+
+@pytest.mark.parametrize("method", ["sam", "crsam", "looksam", "aesam"])
+def test_a_step_of_the_base_left_over_from_a_plain_loop(model: nn.Module, method: str) -> None:
+    base = sgd(model)
+    opt = crsam.make(method, base)
+    for _ in range(3):
+        opt.step(lambda: backward(loss_of(model)))
+        before = [p.clone() for p in model.parameters()]
+        with pytest.raises(RuntimeError, match="leave out its own step"):
+            base.step()
+        assert all(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_base_may_take_steps_of_its_own_between_ours(model: nn.Module, set_to_none: bool) -> None:
+    base = sgd(model)
+    crsam.SAM(base)
+    opt = crsam.CRSAM(base)  # its base has been another's before
+    for _ in range(2):
+        opt.step(lambda: backward(loss_of(model)))
+        base.zero_grad(set_to_none=set_to_none)
+        before = backward(loss_of(model)).item()
+        base.step()
+        assert loss_of(model).item() != before
+
+
+def test_a_base_may_follow_what_was_added_to_the_gradient(model: nn.Module) -> None:
+    base = sgd(model)
+    crsam.SAM(base).step(lambda: backward(loss_of(model)))
+    for p in model.parameters():
+        assert p.grad is not None
+        p.grad.add_(1.0)
+    base.step()
+
+
+@pytest.mark.parametrize("way", ["add_param_group", "load_state_dict"])
+def test_groups_that_came_in_through_the_base(model: nn.Module, way: str) -> None:
+    base = sgd(model)
+    plain = base.state_dict()
+    opt = crsam.SAM(base)
+    if way == "load_state_dict":
+        base.load_state_dict(plain)
+    else:
+        base.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    with pytest.raises(RuntimeError, match=f"opt.{way}"):
+        opt.step(lambda: backward(loss_of(model)))

@@ -131,6 +131,15 @@ def check_method(
         )
 
 
+def check_complete(groups: Iterable[Mapping[str, Any]]) -> None:
+    if any(COUNTER not in group for group in groups):
+        raise RuntimeError(
+            "there is a parameter group without this method's hyper-parameters: groups are added "
+            "with opt.add_param_group(…), and checkpoints loaded with opt.load_state_dict(…), "
+            "which takes the plain base optimizer's too; opt.base knows nothing of the method"
+        )
+
+
 def check_options(
     base: Optimizer, warmup: Any, seed: Any, scope: Any, max_norm: float | None, model: Any
 ) -> None:

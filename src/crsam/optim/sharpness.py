@@ -15,6 +15,7 @@ from crsam.optim.ascent import Ascent
 from crsam.optim.checkpoint import COUNTER, LR_MAX, PREFIX, only_makes_state
 from crsam.optim.checks import (
     check_base,
+    check_complete,
     check_options,
     check_parts,
     check_unknown,
@@ -23,6 +24,7 @@ from crsam.optim.checks import (
     usable,
 )
 from crsam.optim.closure import Divisible
+from crsam.optim.leftover import mark_followed
 from crsam.optim.objective import Objective, WorstCase
 from crsam.optim.parallel import Parallel, Scope
 from crsam.optim.probe import Closure
@@ -169,6 +171,7 @@ class SharpnessAware(Wrapper):
             if step.is_skipped:
                 return step, loss
             self.base.step()
+            mark_followed(self.base)
         if step.direct is not None:
             for p, group, move in zip(step.params, step.groups, step.direct, strict=True):
                 p.sub_(move * group["lr"])
@@ -221,6 +224,7 @@ class SharpnessAware(Wrapper):
         pairs = [(p, g) for g in self.param_groups for p in g["params"] if p.requires_grad]
         if not pairs:
             raise RuntimeError("no parameter of this optimizer requires a gradient")
+        check_complete(self.param_groups)
         first = self.param_groups[0]
         params = [p for p, _ in pairs]
         return Step(
