@@ -176,3 +176,18 @@ def test_where_the_gradient_is_0_a_search_says_that_it_found_nothing() -> None:
         with pytest.warns(UserWarning, match="leads nowhere higher"):
             assert search() == 0
     assert curvature.sharpness(Bowl(), loss, nowhere, rho=0.1) == 0  # one step of SAM's: as it is
+
+
+def test_embeddings_with_sparse_gradients_are_measured_like_dense_ones() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3)).double()
+    words, targets = torch.randint(7, (9, 2)), torch.randint(3, (9,))
+    dense = copy.deepcopy(model)
+    dense[0].sparse = False
+    for measure in (curvature.gradient_norm, curvature.hessian_trace, curvature.top_eigenvalues):
+        found = [measure(m, cross_entropy, [(words, targets)]) for m in (model, dense)]
+        assert found[0] == found[1]
+    assert model[0].sparse is True
+    with pytest.raises(UserError, match="nan"):
+        curvature.gradient_norm(model, lambda *_: torch.tensor(float("nan")), [(words, targets)])
+    assert model[0].sparse is True

@@ -21,7 +21,8 @@ def measuring(parts: Sequence[nn.Module], devices: Sequence[torch.device]) -> It
 
     No autocast and no TF32, whose rounding a second difference would magnify. Attention through
     the math kernel: the fused ones have no second derivative. Nothing compiled, for the same
-    reason. Weight norm written out. Gradients, even if the caller has switched them off.
+    reason. Weight norm written out, gradients of embeddings dense. Gradients, even if the caller
+    has switched them off.
     """
     snapshot, states = Snapshot(parts), RandomStates(devices)
     with ExitStack() as stack:
@@ -35,6 +36,7 @@ def measuring(parts: Sequence[nn.Module], devices: Sequence[torch.device]) -> It
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(_no_fast_path())
         stack.enter_context(_plain_weight_norm())
+        stack.enter_context(_dense_embeddings(parts))
         if "torch._dynamo" in sys.modules:  # else nothing is compiled, and its import takes seconds
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield snapshot
@@ -56,6 +58,20 @@ def _plain_weight_norm() -> Iterator[None]:
     finally:
         for owner, function in zip(owners, before):
             owner._weight_norm = function
+
+
+@contextmanager
+def _dense_embeddings(parts: Sequence[nn.Module]) -> Iterator[None]:
+    """Of sparse gradients there is no second derivative."""
+    modules = {module for part in parts for module in part.modules()}
+    sparse = [module for module in modules if isinstance(module, nn.Embedding) and module.sparse]
+    try:
+        for module in sparse:
+            module.sparse = False
+        yield
+    finally:
+        for module in sparse:
+            module.sparse = True
 
 
 @contextmanager
