@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from filelock import FileLock
-from torch import Tensor, multiprocessing, nn
+from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as Replica
@@ -35,6 +34,7 @@ from optim.spread_problem import (
     trained,
     weights,
 )
+from two_ranks import already_found, found_by_two_ranks
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo"
@@ -324,23 +324,8 @@ JOBS: dict[str, dict[str, Callable[[int, Path], Any]]] = {
 }
 
 
-def on_rank(rank: int, kind: str, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meet",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=60),
-    )
-    found: dict[str, Any] = {}
-    try:
-        for name, job in JOBS[kind].items():
-            found[name] = job(rank, folder)
-    except BaseException:
-        found = {"failed": traceback.format_exc()}
-    torch.save(found, folder / f"{rank}.pt")
-    dist.destroy_process_group()
+def all_jobs(kind: str, rank: int, folder: Path) -> dict[str, Any]:
+    return {name: job(rank, folder) for name, job in JOBS[kind].items()}
 
 
 def from_two_processes(kind: str, factory: pytest.TempPathFactory) -> tuple[list[Any], Path]:
@@ -350,18 +335,10 @@ def from_two_processes(kind: str, factory: pytest.TempPathFactory) -> tuple[list
         shared = shared.parent
     folder = shared / kind
     with FileLock(shared / f"{kind}.lock"):
-        if not folder.exists():
-            folder.mkdir()
-            context = multiprocessing.get_context("spawn")
-            processes = [context.Process(target=on_rank, args=(r, kind, folder)) for r in range(2)]
-            for process in processes:
-                process.start()
-            for process in processes:
-                process.join(240)
-    found = [torch.load(folder / f"{rank}.pt") for rank in range(2)]
-    for each in found:
-        assert "failed" not in each, each["failed"]
-    return found, folder
+        if folder.exists():
+            return already_found(folder), folder
+        folder.mkdir()
+        return found_by_two_ranks(partial(all_jobs, kind), folder), folder
 
 
 @pytest.fixture(scope="module")
