@@ -185,7 +185,7 @@ def test_tables_are_those_of_the_results() -> None:
 
 
 def test_the_study_of_the_docs_is_the_one_of_the_results() -> None:
-    page, story = ((ROOT / f"docs/{name}.md").read_text() for name in ("study", "results"))
+    page, story = (ROOT / "docs/study.md").read_text(), results()
     summary = json.loads((ROOT / "results/study_digits.json").read_text())
     assert summary["is_complete"]
     found = summary["verdict"]
@@ -215,10 +215,16 @@ def test_the_study_of_the_docs_is_the_one_of_the_results() -> None:
             assert f"{run['epochs'][-1]['test_accuracy']:.1f} %" in story
 
 
+def results() -> str:
+    """Both pages of them."""
+    return "".join((ROOT / f"docs/{name}.md").read_text() for name in ("results", "results_more"))
+
+
 def told(heading: str) -> str:
-    """A section of the results' page."""
-    page = (ROOT / "docs/results.md").read_text()
-    return page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    """A section of the results."""
+    section = results().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    assert section, heading
+    return section
 
 
 def signed(value: float, digits: int) -> str:
@@ -343,10 +349,10 @@ def test_the_answers_are_those_of_their_summaries() -> None:
         f"SAM {mean(cifar, 'SAM')} %, CR-SAM's log form {said(gain(cifar, log, 'SAM'))}",
         f"SAM has {mean(cifar, longer)} %, ahead of it by {by(gain(cifar, longer, log))}",
         f"SAM {mean(tiny, 'SAM')} %, CR-SAM {gain(tiny, 'CR-SAM', 'SAM')}",
-        f"ahead by {by(gain(tiny, longer, 'CR-SAM'))}",
+        f"{mean(tiny, longer)}, ahead by {by(gain(tiny, longer, 'CR-SAM'))}",
     ):
         assert text in opening
-    table = page.partition("## The questions")[2].partition("\n## ")[0]
+    table = told("The questions")
     six, three = "six seeds)", "three seeds)"
     for text in (
         f"the log form {said(gain(cifar, log, 'SAM', ' points'))[:-1]}, {six}",
@@ -363,8 +369,11 @@ def test_the_answers_are_those_of_their_summaries() -> None:
         f"log by {by(gain(cifar, log, linear))}",
         f"SAM: on CIFAR-10 by {by(gain(cifar, 'SAM', 'SGD'))}",
         f"on Tiny ImageNet by {by(gain(tiny, 'SAM', 'SGD'))}",
+        f"Tiny ImageNet {gain(tiny, 'CR-SAM', 'SAM')[:-1]}, {three}",
+        by(paired(cifar, "SGD, equal time", log, "test_loss", 3)),
+        by(paired(cifar, "SGD, equal time", linear, "test_loss", 3)),
     ):
-        assert text in table
+        assert text in table, text
     for name in ("SGD", "SAM", log, linear, longer, "SGD, equal time"):
         assert mean(cifar, name) in readme
     for name in ("SGD", "SAM", "CR-SAM", longer):
@@ -375,6 +384,60 @@ def test_the_answers_are_those_of_their_summaries() -> None:
         by(gain(cifar, longer, log)),
     ):
         assert text in readme
+
+
+def test_whether_c_of_w_is_lower_is_told_as_it_was_measured() -> None:
+    table = told("The questions")
+
+    def gain(found: Any, one: str, split: str, digits: int = 0) -> str:
+        for runs in found.values():
+            for run in runs.values():
+                run["it"] = run["measures"][f"normalized_trace, {split}"]
+        of = statistics.mean(found["SAM"][seed]["it"] for seed in found[one])
+        mean, interval = paired(found, one, "SAM", "it", digits).split(" ", 1)
+        return f"{mean} of {of:,.{digits}f}", interval
+
+    for files, one, split, digits, of in (
+        (SIX, "CR-SAM log", "train", 0, "SAM's "),
+        (SIX, "CR-SAM log", "test", 0, ""),
+        (SIX, "CR-SAM linear", "train", 0, ""),
+        (("tiny_imagenet_held_out",), "CR-SAM", "train", 0, ""),
+        (("tiny_imagenet_held_out",), "CR-SAM", "test", 0, ""),
+        (("study_digits_conv_chosen",), "CR-SAM log, trust 0.1", "test", 1, ""),
+    ):
+        change, interval = gain(by_seed(*files), one, split, digits)
+        assert change.replace(" of ", f" of {of}") in table, change
+        assert interval in table, interval
+
+    last = json.loads((ROOT / "results/geometry_digits.json").read_text())["epochs"]["40"]
+    runs = {name: dict(enumerate(last[name])) for name in ("sam", "crsam")}
+    change, interval = paired(runs, "crsam", "sam", "normalized_trace", 0).split(" ", 1)
+    assert f"{change} of 278 {interval}" in table
+
+
+def test_what_another_radius_costs_is_told_as_it_was_tried() -> None:
+    tried: dict[tuple[str, float], dict[int, dict[str, Any]]] = {}
+    for name in ("finer", "linear"):
+        summary = json.loads((ROOT / f"results/study_digits_conv_{name}.json").read_text())
+        for run in summary["runs"]:
+            if run["stage"] == "choose":
+                key = run["contestant"], run["setting"]["rho"]
+                tried.setdefault(key, {})[run["seed"]] = run
+    grid = sorted({rho for _, rho in tried})
+    for name in sorted({name for name, _ in tried}):
+        means = {
+            rho: statistics.mean(r["validation_accuracy"] for r in tried[name, rho].values())
+            for rho in grid
+        }
+        best = max(grid, key=means.__getitem__)
+        found = {"best": tried[name, best], "last": tried[name, grid[-1]]}
+        found["half"] = tried[name, grid[grid.index(best) - 2]]
+        half, last = (
+            paired(found, "best", other, "validation_accuracy") for other in ("half", "last")
+        )
+        bound = "" if name == "SAM" or "trust" in name else ", trust 0.5"
+        cells = (f"{best:.3g}", by(half), by(last).removeprefix("+"))
+        assert f"| {name}{bound} | {' | '.join(cells)} |" in told("The questions"), name
 
 
 def test_the_printed_formula_is_told_as_its_summary_has_it() -> None:
@@ -442,7 +505,7 @@ def test_test_images_of_another_kind_are_told_as_they_were_measured() -> None:
 
 def test_two_hundred_epochs_are_told_as_their_summary_has_them() -> None:
     page, readme = (ROOT / "docs/results.md").read_text(), (ROOT / "README.md").read_text()
-    told = page[page.index("## Two hundred epochs") : page.index("## Twenty epochs")]
+    told = page[page.index("## Two hundred epochs") : page.index("## Sixty epochs")]
     runs = json.loads((ROOT / "results/cifar10_paper.json").read_text())["runs"]
     assert len(runs) == 4
     for run in runs:
