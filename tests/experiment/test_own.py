@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -143,7 +144,8 @@ def test_a_file_that_is_not_there_or_fails_is_told(tmp_path: Path) -> None:
 def test_names_are_found_in_any_spelling_and_only_once() -> None:
     assert crsam.register(Plain) is Plain
     assert crsam.methods()[-1] == "plain"
-    assert load_recipe("digits", ["method=PLAIN"]).all_method_options == {"rho": 0.1}
+    options = load_recipe("digits", ["method=PLAIN"]).all_method_options
+    assert options == {"rho": 0.1, "scope": "batch", "warmup": 0}
     again = type("Plain", (Plain,), {"__module__": Plain.__module__})
     crsam.register(again)  # as a reload of the file does
     base = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
@@ -169,6 +171,13 @@ def test_what_cannot_be_a_method_or_model_is_refused() -> None:
     class NoCommon(crsam.SharpnessAware):
         def __init__(self, base: Any, rho: float = 0.1) -> None: ...
 
+    class NoInit(crsam.SharpnessAware): ...
+
+    with pytest.raises(TypeError, match="NoInit must have an __init__ of its own"):
+        crsam.register(NoInit)
+    with pytest.raises(ValueError, match="AdamW is the name of an optimizer"):
+        crsam.register(type("AdamW", (Plain,), {}))
+
     with pytest.raises(TypeError, match="first argument of NoBase must be base"):
         crsam.register(NoBase)
     with pytest.raises(TypeError, match=r"NoCommon must take \*\*common"):
@@ -176,6 +185,152 @@ def test_what_cannot_be_a_method_or_model_is_refused() -> None:
     for wrong in (nn.Linear, 3):
         with pytest.raises(TypeError, match="first argument of a model must be num_classes"):
             models.register(wrong)  # type: ignore[type-var]
+    with pytest.raises(TypeError, match="a name of its own"):
+        models.register(lambda num_classes: nn.Linear(64, num_classes))
+
+    def named(num_classes: int, name: str = "") -> nn.Module: ...  # type: ignore[empty-body]
+
+    with pytest.raises(TypeError, match="may be called name"):
+        models.register(named)
+
+
+HEAD = """import crsam
+from typing import TYPE_CHECKING
+from crsam.models import register
+from crsam.optim import Curvature, Gradient
+from torch import nn
+"""
+
+
+def made_of(file: Path, body: str) -> Path:
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(HEAD + body)
+    return file
+
+
+def method(name: str, parts: str = "Gradient(rho), **common", rho: str = "rho: float = 0.1") -> str:
+    return f"""
+@crsam.register
+class {name}(crsam.SharpnessAware):
+    def __init__(self, base, {rho}, **common):
+        super().__init__(base, {parts})
+"""
+
+
+def of_a_process(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "crsam", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_what_is_imported_is_what_lies_beside_the_file_and_not_in_the_current_folder(
+    tmp_path: Path,
+) -> None:
+    for folder, rho in (("", 99.0), ("a", 0.1), ("b", 0.7)):
+        made_of(tmp_path / folder / "radii.py", f"R = {rho}")
+    words = []
+    for folder, name in (("a", "One"), ("b", "Two")):
+        body = "from radii import R\n" + method(name, rho="rho: float = R")
+        words += ["--import", str(made_of(tmp_path / folder / f"{name}.py", body))]
+    train = ["train", "digits", *TINY, "method=one", "--out", "run"]
+    done = of_a_process(tmp_path, *words[:2], *train)
+    assert done.returncode == 0, done.stderr
+    kept = json.loads((tmp_path / "run/environment.json").read_text())
+    assert kept["options"]["rho"] == 0.1
+    assert sorted(kept["imports"]) == ["One.py", "radii.py"]
+    done = of_a_process(tmp_path, *words, *train)
+    assert done.returncode == 2
+    assert re.search(r"Two\.py: there is a radii beside it, but .*a/radii\.py has", done.stderr)
+
+
+def test_the_same_file_twice_is_once(tmp_path: Path) -> None:
+    mine = made_of(tmp_path / "mine_too.py", method("Twice"))
+    other = made_of(tmp_path / "other.py", "import mine_too")
+    done = of_a_process(tmp_path, *("--import", other.name, "--import", mine.name) * 2, "list")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_file_that_has_changed_since_a_run_is_told(tmp_path: Path) -> None:
+    file = made_of(tmp_path / "mine.py", method("MySAM"))
+    words = ["compare", "digits", *TINY, "--methods", "sam,mysam", "--out", str(tmp_path / "runs")]
+    for seeds, changes in (("1", False), ("1", False), ("2", True)):
+        if changes:
+            made_of(file, method("MySAM", "Gradient(3 * rho), **common"))
+        done = of_a_process(tmp_path, "--import", str(file), *words, "--seeds", seeds)
+        assert done.returncode == 0, done.stderr
+        told = [line for line in done.stderr.splitlines() if "has changed" in line]
+        assert ["mysam/seed0: mine.py" in line for line in told] == [True] * changes
+    assert "imports" not in json.loads((tmp_path / "runs/sam/seed0/environment.json").read_text())
+
+
+def test_ones_own_method_takes_what_all_take_and_gets_the_guard_of_the_precision(
+    tmp_path: Path,
+) -> None:
+    parts = 'Gradient(rho), Curvature(0.1, 0.01, "log", 0.1), **common'
+    file = made_of(tmp_path / "guarded.py", method("Guarded", parts))
+    more = ["method=guarded", "methods.guarded.warmup=7", "train.precision=bfloat16"]
+    ended = crsam_with(file, "train", "digits", *TINY, *more, "--out", str(tmp_path / "run"))
+    assert ended.exit_code == 0, ended.output
+    kept = json.loads((tmp_path / "run/environment.json").read_text())
+    assert kept["options"]["warmup"] == 7
+    assert kept["floor"] == 1e-3
+
+
+FLAT = "nn.Sequential(nn.Flatten(), nn.Linear(64, {}))"
+
+
+@pytest.mark.parametrize(
+    ("body", "words", "message"),
+    [
+        (method("Lost", "Gradient(rho)"), ["method=lost"], "Lost does not hand model on"),
+        (method("Asks", rho="rho: float"), ["method=asks"], r"methods\.asks\.rho must be given"),
+        (FLAT.format(5), ["model=own"], r"for each of 10 classes: .* \(1, 10\), not \(1, 5\)"),
+        ("nn.Flatten(0)", ["model=own"], r"for each of 10 classes: .* not \(64,\)"),
+        ("nn.LSTM(8, 10)", ["model=own"], "does not take images of 1×8×8"),
+        ("None", ["model=own"], r"model 'own' is a NoneType: it must be a torch\.nn\.Module"),
+        (FLAT.format(10) + ".requires_grad_(False)", ["model=own"], "nothing to train"),
+    ],
+)
+def test_what_does_not_fit_a_run_is_told_before_it(
+    body: str, words: list[str], message: str, tmp_path: Path
+) -> None:
+    if words == ["model=own"]:
+        body = f"@register\ndef own(num_classes): return {body}"
+    file = made_of(tmp_path / "misfit.py", body)
+    with pytest.raises(UserError, match=message):
+        crsam_with(file, "train", "digits", *words, "--out", str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_hints_for_the_type_checker_and_defaults_that_no_recipe_holds_are_no_matter(
+    tmp_path: Path,
+) -> None:
+    body = """
+if TYPE_CHECKING:
+    from somewhere import Base
+
+@crsam.register
+class Odd(crsam.SharpnessAware):
+    def __init__(self, base: "Base", *more, ks: list[int] = [1], key=len, **common) -> None:
+        super().__init__(base, Gradient(sum(ks)), **common)
+"""
+    file, out = made_of(tmp_path / "odd.py", body), tmp_path / "run"
+    words = ["train", "digits", *TINY, "method=odd", "methods.odd.ks=[1,2]", "--out", str(out)]
+    for said in ("test accuracy", "has been done already"):
+        ended = crsam_with(file, *words)
+        assert ended.exit_code == 0, ended.output
+        assert said in ended.output
+    options = json.loads((out / "environment.json").read_text())["options"]
+    assert options == {"ks": [1, 2], "key": "len", "scope": "batch", "warmup": 0}
+
+
+def test_a_sweep_says_what_to_type_next_with_what_it_was_told_to_import(tmp_path: Path) -> None:
+    file = made_of(tmp_path / "mine.py", method("MySAM"))
+    recipe = tmp_path / "swept.toml"
+    ranges = "[sweep]\ntrials = 1\n[sweep.ranges]\nmethods.mysam.rho = {low = 0.1, high = 0.2}\n"
+    recipe.write_text('base = "digits"\nmethod = "mysam"\n' + ranges)
+    words = ["sweep", str(recipe), *TINY, "--out", str(tmp_path / "sweep")]
+    ended = crsam_with(file, *words)
+    assert f"crsam --import {file} train {tmp_path}/sweep/best.toml" in ended.stdout, ended.output
 
 
 def test_nothing_of_these_tests_stays() -> None:

@@ -10,7 +10,7 @@ import pickle
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -23,12 +23,18 @@ from crsam.optim import (
     ByGradientNorm,
     Curvature,
     DynamicMask,
+    Evaluation,
     EveryK,
     FisherMask,
     FollowLearningRate,
     Gradient,
+    GradientNorm,
+    Objective,
+    Offset,
     PartOfBatch,
+    Probe,
     RandomTensors,
+    Step,
     Weighted,
 )
 
@@ -526,3 +532,56 @@ def test_groups_that_came_in_through_the_base(model: nn.Module, way: str) -> Non
         base.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
     with pytest.raises(RuntimeError, match=f"opt.{way}"):
         opt.step(lambda: backward(loss_of(model)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Momentum(Ascent):  # a name with _ is not entered among the parts
+    rho: float = 0.1
+    lists: bool = True
+    hyper: ClassVar[tuple[str, ...]] = ("rho",)
+
+    @property
+    def memory(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("slow",) if self.lists else ()
+
+    def __call__(self, step: Step, center: Evaluation, probe: Probe) -> Offset:
+        old = step.recall("slow") or [torch.zeros_like(p) for p in step.params]
+        slow = [0.9 * o + g for o, g in zip(old, center.grads, strict=True)]
+        step.keep("slow", slow)
+        return Offset(slow, step.hyper("rho"))
+
+
+def test_what_a_part_keeps_must_be_in_its_memory(model: nn.Module) -> None:
+    opt = crsam.SharpnessAware(sgd(model), _Momentum(lists=False))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(RuntimeError, match="keeps 'slow', which is not in its memory"):
+        opt.step(lambda: backward(loss_of(model)))
+    assert all(map(torch.equal, before.values(), model.state_dict().values()))
+
+
+def test_a_part_may_climb_along_the_list_that_it_keeps(model: nn.Module) -> None:
+    first, *later = (
+        crsam.SharpnessAware(sgd(model), _Momentum(), objective)
+        for objective in (None, Curvature(), GradientNorm())
+    )
+    g_0 = torch.autograd.grad(loss_of(model), list(model.parameters()))
+    first.step(lambda: backward(loss_of(model)))
+    for p, g in zip(model.parameters(), g_0, strict=True):
+        torch.testing.assert_close(first._memory[p]["slow"], g)
+    for opt in later:
+        opt.step(lambda: backward(loss_of(model)))
+        opt.step(lambda: backward(loss_of(model)))
+
+
+def test_a_part_with_the_name_of_one_of_ours_does_not_take_its_place(model: nn.Module) -> None:
+    body = {"hyper": ("weight",), "weight": 0.1, "__module__": "of_a_user"}
+    theirs = type("Curvature", (Objective,), body)
+    try:
+        assert Objective.registered["Curvature"] is Curvature
+        base = sgd(model)
+        crsam.CRSAM(base)
+        crsam.SAM(base)
+        assert not {"alpha", "beta"} & base.param_groups[0].keys()
+    finally:
+        del Objective.registered["of_a_user.Curvature"]
+    assert theirs is not Curvature

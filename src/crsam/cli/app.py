@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated
 
 import torch
 import typer
 
 import crsam
+from crsam._own import import_file, import_module
 from crsam.errors import UserError
 from crsam.train.distributed import World, join
 
@@ -74,43 +72,36 @@ def before_all(
 ) -> None:
     for name in own or []:
         _import(name)
+    _imports[:] = own or []
     if show:
         print(f"crsam {crsam.__version__}, torch {torch.__version__}")
         raise typer.Exit
 
 
+_imports: list[str] = []
+
+
+def command(words: str) -> str:
+    """What to type next: the words, behind what this process was told to import."""
+    return " ".join(["crsam", *(f"--import {shlex.quote(name)}" for name in _imports), words])
+
+
 def _import(name: str) -> None:
-    """A module of the path or the current folder, or a file, which may import its neighbours."""
     is_file = name.endswith(".py")
     if is_file and not Path(name).is_file():
         raise UserError(f"--import: there is no file {name}")
     try:
         if is_file:
-            _run_file(Path(name).resolve())
+            import_file(Path(name))
         else:
-            sys.path.insert(0, str(Path.cwd()))
-            importlib.import_module(name)
+            import_module(name)
+    except UserError as error:
+        raise UserError(f"--import {name}: {error}") from error
     except Exception as error:
         if os.environ.get("CRSAM_TRACEBACK"):
             raise
         what = f"{type(error).__name__}: {error}"
         raise UserError(f"--import {name}: {what} (CRSAM_TRACEBACK=1 shows where)") from error
-
-
-def _run_file(path: Path) -> None:
-    """Runs this very file, whatever other modules of its name there are."""
-    name = path.stem
-    if name in sys.stdlib_module_names or name in sys.modules:
-        name = f"{name} of {path.parent}"
-    loader = SourceFileLoader(name, str(path))
-    module = sys.modules[name] = ModuleType(name)
-    module.__file__ = str(path)
-    sys.path.append(str(path.parent))  # not first: it may hold a random.py
-    try:
-        loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
 
 
 def default_folder(source: str) -> Path:

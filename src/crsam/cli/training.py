@@ -18,6 +18,7 @@ from crsam.cli.app import (
     Source,
     Threads,
     app,
+    command,
     default_folder,
     world_of,
 )
@@ -167,4 +168,5 @@ def sweep(
     with world_of(device, threads) as world:
         found = try_values(asked, place, world, trials=trials)
         tables.show_trials(found, f"{recipe}, {asked.method}: {len(found)} trials")
-        print(f"the best, on all images: crsam train {place}/best.toml --out {place}/best")
+        best = command(f"train {place}/best.toml --out {place}/best")
+        print(f"the best, on all images: {best}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from crsam.experiment.splits import Splits, build_data
 from crsam.models import make_model
 from crsam.models import options as model_options
 from crsam.models.weights import head_of
+from crsam.optim import Curvature
 from crsam.optim.captured import why_not
 from crsam.optim.registry import options as method_options
 from crsam.optim.ways import tf32_is_allowed
@@ -170,45 +171,62 @@ def build_model(
         given.setdefault("image_size", height)
     if not begins:
         given.pop("pretrained", None)
+    name, num_classes = recipe.model.name, splits.feed.num_classes
     with naming("model"):
-        model = make_model(recipe.model.name, splits.feed.num_classes, **given)
+        model = make_model(name, num_classes, **given)
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model {name!r} is a {type(model).__name__}: it must be a torch.nn.Module")
     model = model.to(device, splits.feed.dtype)
     if recipe.train.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     try:  # in evaluation mode: no statistics move, one image is enough
         nothing = torch.zeros(1, *splits.train.shape, dtype=splits.feed.dtype, device=device)
         with torch.no_grad():
-            model.eval()(nothing)
-    except (RuntimeError, AssertionError) as error:  # timm asserts
+            found = model.eval()(nothing)
+    except (RuntimeError, ValueError, AssertionError) as error:  # timm asserts
         raise UserError(
-            f"model {recipe.model.name!r} does not take images of {channels}×{height}×{width}: "
+            f"model {name!r} does not take images of {channels}×{height}×{width}: "
             f"{next(iter(str(error).splitlines()), 'no reason given')}"
         ) from error
+    shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+    if shape != (1, num_classes):
+        raise UserError(
+            f"model {name!r} must return a number for each of {num_classes} classes: of one image "
+            f"a tensor of shape {(1, num_classes)}, not {shape}"
+        )
     return model.train()
 
 
 def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     """The base optimizer, or the method around it."""
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError(f"model {recipe.model.name!r} has nothing to train: all of it is frozen")
     with naming("optimizer"):
         base = optimizers()[recipe.optimizer.name](
             groups(recipe, model), **recipe.optimizer.options
         )
     if recipe.method == recipe.optimizer.name:
         return base
-    given = dict(recipe.method_options)
-    if "floor" in method_options(recipe.method):
-        device = next(model.parameters()).device
-        convolves = any(isinstance(layer, _ConvNd) for layer in model.modules())
-        given.setdefault("floor", floor_of(recipe.train.precision, device, convolves))
-    with naming(f"methods.{recipe.method}"):
-        return crsam.make(
-            recipe.method,
-            base,
-            model=model,
-            max_norm=recipe.train.clip_norm,
-            seed=recipe.seed,
-            **given,
-        )
+    common = {"model": model, "max_norm": recipe.train.clip_norm, "seed": recipe.seed}
+    given, table = dict(recipe.method_options), f"methods.{recipe.method}"
+    device = next(model.parameters()).device
+    convolves = any(isinstance(layer, _ConvNd) for layer in model.modules())
+    floor = floor_of(recipe.train.precision, device, convolves)
+    takes_one = "floor" in method_options(recipe.method)
+    if takes_one:
+        given.setdefault("floor", floor)
+    with naming(table):
+        optimizer = crsam.make(recipe.method, base, **common, **given)
+    for name, value in common.items():
+        if getattr(optimizer, name) != value:
+            raise UserError(
+                f"{table}: {type(optimizer).__name__} does not hand {name} on to "
+                "crsam.SharpnessAware.__init__, which **common is for"
+            )
+    objective = optimizer.objective
+    if isinstance(objective, Curvature) and objective.floor is None and not takes_one:
+        optimizer.objective = replace(objective, floor=floor)
+    return optimizer
 
 
 def floor_of(precision: str, device: torch.device, convolves: bool) -> float | None:

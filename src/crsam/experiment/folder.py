@@ -9,6 +9,7 @@ from a file of weights. Later commands put what they find of the model beside it
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from crsam import _files
+from crsam._own import imported
 from crsam.errors import UserError
 from crsam.experiment.init import fingerprint
 from crsam.experiment.literal import literal
@@ -25,12 +27,16 @@ from crsam.experiment.locks import claimed
 from crsam.experiment.recipe import Recipe, differences
 from crsam.experiment.toml import load_recipe, to_toml
 from crsam.models.weights import weights_file
+from crsam.progress import say
 
 CHANGES_NOTHING = ("data.root:", "data.download:", "data.workers:", "log.tensorboard:", "sweep.")
 """Keys that a run may go on without: they change nothing that it computes."""
 OF_THE_MODEL = ("result.json", "checkpoint.pt", "metrics.jsonl", "init.json", "robustness.json",
                 "measures-*.json", "spectrum-*.npz", "landscape*.npz", "landscape*.pt")  # fmt: skip
 """Files that are of a run's weights, and go when it starts over."""
+
+
+_say_once = functools.cache(say)
 
 
 class RunFolder:
@@ -121,10 +127,21 @@ class RunFolder:
                 "give another --out, or --fresh to start over"
             )
         self._check_init(recipe)
+        self._compare_imports()
 
     def _options(self) -> dict[str, Any] | None:
         """All that the method was given, or had by default; None for a run that has not kept it."""
         return self.environment().get("options")
+
+    def _compare_imports(self) -> None:
+        """Says where methods or models of one's own have changed, for better or worse."""
+        here = imported()
+        for name, then in self.environment().get("imports", {}).items():
+            if here.get(name, then) != then:
+                _say_once(
+                    f"{self.path}: {name} has changed since the run there began, which is of the "
+                    "file as it was; --fresh starts it over"
+                )
 
     def _check_init(self, recipe: Recipe) -> None:
         """Refuses a file that was changed since; one that is gone is not needed any more."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from inspect import Parameter
 from typing import Any
 
 from crsam._names import plain
@@ -14,7 +15,10 @@ from crsam.experiment.options import accepted, canonical, checked, optimizers
 from crsam.experiment.ranges import Sweep
 from crsam.experiment.sections import Choice, Data, Log, Loss, Measures, Train
 from crsam.experiment.values import RecipeError, Table, fitted, require
+from crsam.models import is_own as is_own_model
+from crsam.models.timm import is_timm
 from crsam.optim.registry import defaults
+from crsam.optim.registry import is_own as is_own_method
 from crsam.train.schedule import Schedule
 
 CHOICES = ("augment", "model", "optimizer")
@@ -100,7 +104,7 @@ class Recipe:
         if self.method == self.optimizer.name:
             return {}
         known = {**defaults(self.method), **self.method_options}
-        return {name: known[name] for name in accepted("methods", self.method)}
+        return {name: _plain(known[name]) for name in accepted("methods", self.method)}
 
     def with_method(self, name: str) -> Recipe:
         """The same recipe with another method."""
@@ -117,7 +121,12 @@ class Recipe:
                 f"{own!r} or 'base'",
                 "method",
             )
-        return canonical("methods", self.method, "method", also=(own,))
+        name = canonical("methods", self.method, "method", also=(own,))
+        for option, default in defaults(name).items():
+            if default is Parameter.empty and option not in self.methods.get(name, {}):
+                key = f"methods.{name}.{option}"
+                raise RecipeError(f"{key} must be given: it has no default", key)
+        return name
 
     def _settled_methods(self) -> Table:
         found: dict[str, Table] = {}
@@ -131,6 +140,14 @@ class Recipe:
             require(isinstance(options, Mapping), key, options, "a table of options")
             found[name] = checked("methods", name, options, key)
         return Table(found)
+
+
+def uses_own(recipe: Recipe) -> bool:
+    """Whether its method or model is not one of ours, nor an optimizer of torch's."""
+    method, model = recipe.method, recipe.model.name
+    return (method != recipe.optimizer.name and is_own_method(method)) or (
+        not is_timm(model) and is_own_model(model)
+    )
 
 
 def as_tables(recipe: Recipe) -> dict[str, Any]:
@@ -177,6 +194,14 @@ def differences(a: Recipe, b: Recipe) -> list[str]:
         for key in keys
         if said(there, key) != said(here, key)
     ]
+
+
+def _plain(value: Any) -> Any:
+    """A default as JSON can have it: of what no recipe can hold, the name."""
+    try:
+        return fitted("default", value, Any)
+    except RecipeError:
+        return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def _settled(table: str, choice: Choice) -> Choice:

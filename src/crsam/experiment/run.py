@@ -5,13 +5,14 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+from crsam._own import imported
 from crsam.errors import UserError
 from crsam.experiment.build import autocast_of, build
 from crsam.experiment.environment import environment
 from crsam.experiment.folder import RunFolder
 from crsam.experiment.journal import Journal, Result, Watch
 from crsam.experiment.measure import check_metrics
-from crsam.experiment.recipe import Recipe
+from crsam.experiment.recipe import Recipe, uses_own
 from crsam.experiment.restore import (
     DATA_FILE,
     Split,
@@ -88,7 +89,10 @@ def run(
             objective = getattr(parts.training.optimizer, "objective", None)
             if isinstance(objective, Curvature):
                 origin["floor"] = objective.floor  # among the options None: the precision's
-            place.start(recipe, {**origin, "options": recipe.all_method_options}, fresh)
+            origin["options"] = recipe.all_method_options
+            if uses_own(recipe):
+                origin["imports"] = imported()
+            place.start(recipe, origin, fresh)
             if begins and recipe.schedule.warmup >= recipe.train.epochs:
                 say(f"{label}: schedule.warmup is not below train.epochs: the rate stays too low")
         world.wait()

@@ -69,6 +69,10 @@ def frozen(value: Any) -> Any:
     return value
 
 
+_LISTS = (tuple, list, Sequence)
+"""What a list of a recipe may stand for; it is a tuple in all of them."""
+
+
 class _Misfit(Exception):
     """The value is not of the type."""
 
@@ -120,8 +124,8 @@ def _fit(value: Any, wanted: Any) -> Any:
                 return _fit(value, part)
     if kind is Literal and isinstance(value, str) and value in parts:
         return value
-    if kind is tuple and isinstance(value, list | tuple):
-        each = parts[:1] * len(value) if parts[-1] is ... else parts
+    if kind in _LISTS and isinstance(value, list | tuple):
+        each = parts[:1] * len(value) if kind is not tuple or parts[-1] is ... else parts
         if len(each) == len(value):
             return tuple(_fit(v, part) for v, part in zip(value, each))
     raise _Misfit
@@ -161,7 +165,7 @@ _WORDS: dict[Any, tuple[str, str]] = {
     int: ("a whole number", "whole numbers"),
     float: ("a number", "numbers"),
     str: ("text", "texts"),
-    tuple: ("a list", "lists"),
+    **dict.fromkeys(_LISTS, ("a list", "lists")),
     NoneType: ('"none"', '"none"'),
     Any: ("a number, text, list or table", "numbers, texts, lists or tables"),
 }
@@ -182,8 +186,8 @@ def described(wanted: Any) -> str:
         return " or ".join(described(part) for part in parts if _is_known(part))
     if kind is Literal:
         return f"one of {', '.join(map(repr, parts))}"
-    if kind is tuple:
-        count = "" if parts[-1] is ... else f"{len(parts)} "
+    if kind in _LISTS:
+        count = "" if kind is not tuple or parts[-1] is ... else f"{len(parts)} "
         return f"a list of {count}{_plural(parts[0])}"
     return _WORDS.get(wanted, _OTHERS)[0]
 
@@ -196,7 +200,7 @@ def _plural(wanted: Any) -> str:
 
 def _is_known(wanted: Any) -> bool:
     """Whether a recipe can hold such a thing: a tensor or a module it cannot."""
-    return wanted in _WORDS or get_origin(wanted) in (tuple, Literal)
+    return wanted in _WORDS or get_origin(wanted) in (*_LISTS, Literal)
 
 
 def require(holds: bool, key: str, value: Any, allowed: str) -> None:

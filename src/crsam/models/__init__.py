@@ -77,9 +77,15 @@ def register(model: M) -> M:
         >>> make_model("one-layer", 10, pixels=784)[1]
         Linear(in_features=784, out_features=10, bias=True)
     """
-    if next(iter(arguments(model)) if callable(model) else iter(()), None) != "num_classes":
+    taken = list(arguments(model)) if callable(model) else []
+    if taken[:1] != ["num_classes"]:
         raise TypeError(f"the first argument of a model must be num_classes, in {model!r}")
-    enter("model", model.__name__.lower(), model, _MODELS)
+    if "name" in taken:
+        raise TypeError(f"no argument of {model!r} may be called name: in recipes that is its own")
+    name = getattr(model, "__name__", "")
+    if not name.isidentifier():
+        raise TypeError(f"a model is a class or function with a name of its own, got {model!r}")
+    enter("model", name.lower(), model, _MODELS)
     return model
 
 
@@ -92,6 +98,19 @@ def models() -> list[str]:
         True
     """
     return list(_MODELS)
+
+
+def is_own(name: str) -> bool:
+    """Whether the model, which is none of timm's, is a user's own.
+
+    Example:
+        >>> from crsam.models import is_own
+        >>> is_own("resnet18")
+        False
+    """
+    made = named("model", name, _MODELS)
+    inner = made.func if isinstance(made, partial) else made
+    return not inner.__module__.startswith("crsam.")
 
 
 def make_model(name: str, num_classes: int, **options: Any) -> nn.Module:

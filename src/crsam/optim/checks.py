@@ -131,6 +131,15 @@ def check_method(
         )
 
 
+def check_kept(kept: Iterable[str], numbers: Iterable[str], parts: tuple[Part, ...]) -> None:
+    for names, kind in ((kept, "memory"), (numbers, "numbers")):
+        for name in names:
+            if not any(name in getattr(part, kind) for part in parts):
+                raise RuntimeError(
+                    f"a part keeps {name!r}, which is not in its {kind}: checkpoints would lose it"
+                )
+
+
 def check_complete(groups: Iterable[Mapping[str, Any]]) -> None:
     if any(COUNTER not in group for group in groups):
         raise RuntimeError(

@@ -53,7 +53,9 @@ class Registered(Part):
         if Registered in cls.__bases__:
             cls.registered = {}
         elif not cls.__name__.startswith("_"):
-            cls.registered[cls.__name__] = cls
+            other = cls.registered.get(cls.__name__)
+            taken = other is not None and other.__module__ != cls.__module__
+            cls.registered[f"{cls.__module__}.{cls.__name__}" if taken else cls.__name__] = cls
 
 
 def non_negative(name: str, value: Any) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
+import torch
 from torch.optim import Optimizer
 
 from crsam._arguments import arguments
-from crsam._names import enter, named
-from crsam.optim.methods import METHODS
+from crsam._names import enter, named, plain
+from crsam.optim.methods import METHODS, Common
 from crsam.optim.sharpness import SharpnessAware
 
 M = TypeVar("M", bound=SharpnessAware)
@@ -27,7 +28,7 @@ def register(method: type[M]) -> type[M]:
 
     Raises:
         TypeError: If it is something else.
-        ValueError: If the name is another method's already.
+        ValueError: If the name is another method's already, or an optimizer's.
 
     Example:
         >>> import torch, crsam
@@ -42,14 +43,23 @@ def register(method: type[M]) -> type[M]:
     """
     if not (isinstance(method, type) and issubclass(method, SharpnessAware)):
         raise TypeError(f"a method is a class derived from crsam.SharpnessAware, got {method!r}")
-    taken = inspect.signature(method).parameters
+    name, taken = method.__name__, inspect.signature(method).parameters
+    if {"ascent", "objective", "schedule"} <= taken.keys():
+        raise TypeError(f"{name} must have an __init__ of its own, which chooses its parts")
     if next(iter(taken), None) != "base":
-        raise TypeError(f"the first argument of {method.__name__} must be base, the base optimizer")
-    common = {"model", "seed", "max_norm"}
-    if not common <= taken.keys() and all(p.kind is not p.VAR_KEYWORD for p in taken.values()):
-        raise TypeError(f"{method.__name__} must take **common and hand it on: model, seed, …")
-    enter("method", method.__name__.lower(), method, METHODS)
+        raise TypeError(f"the first argument of {name} must be base, the base optimizer")
+    if not {"model", "seed", "max_norm"} <= taken.keys() and not _takes_more(method):
+        raise TypeError(f"{name} must take **common and hand it on: model, seed, …")
+    optimizers = [kind for kind, made in vars(torch.optim).items() if isinstance(made, type)]
+    if plain(name) in map(plain, ["base", *optimizers]):
+        raise ValueError(f"{name} is the name of an optimizer: give your method another one")
+    enter("method", name.lower(), method, METHODS)
     return method
+
+
+def _takes_more(method: type[SharpnessAware]) -> bool:
+    """Whether there is a ``**common`` in its call."""
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(method).parameters.values())
 
 
 def methods() -> list[str]:
@@ -61,6 +71,16 @@ def methods() -> list[str]:
         True
     """
     return list(METHODS)
+
+
+def is_own(name: str) -> bool:
+    """Whether the method is a user's own.
+
+    Example:
+        >>> is_own("crsam")
+        False
+    """
+    return not named("method", name, METHODS).__module__.startswith("crsam.")
 
 
 def make(name: str, base: Optimizer, **hyper: Any) -> SharpnessAware:
@@ -87,8 +107,11 @@ def options(name: str) -> dict[str, Any]:
         >>> list(options("sam"))
         ['rho', 'max_norm', 'model', 'seed', 'scope', 'group', 'warmup']
     """
-    found = arguments(named("method", name, METHODS))
+    own = named("method", name, METHODS)
+    found = arguments(own)
     del found["base"]
+    if _takes_more(own):
+        found |= {n: kind for n, kind in get_type_hints(Common).items() if n not in found}
     return found
 
 
@@ -100,9 +123,10 @@ def defaults(name: str) -> dict[str, Any]:
         (0.05, 200)
     """
     own = named("method", name, METHODS)
+    makers = [kind for kind in reversed(own.__mro__) if issubclass(kind, SharpnessAware)]
     given = {
         argument: parameter.default
-        for maker in (SharpnessAware, own)
+        for maker in makers
         for argument, parameter in inspect.signature(maker).parameters.items()
     }
     return {argument: given[argument] for argument in options(name)}

@@ -16,6 +16,7 @@ from crsam.optim.checkpoint import COUNTER, LR_MAX, PREFIX, only_makes_state
 from crsam.optim.checks import (
     check_base,
     check_complete,
+    check_kept,
     check_options,
     check_parts,
     check_unknown,
@@ -207,6 +208,7 @@ class SharpnessAware(Wrapper):
         unscaling = None if scaler is None else Unscaling(scaler, self._trained_params())
         passes = Passes(self.parts, self.model, unscaling)
         step, loss, surrogate = passes(pieces_of(closure, self.scope), self._new_step)
+        check_kept(step.kept, step.numbers, self.parts)
         if unscaling is not None:
             self._witness = self._witness or new_witness(step.params[0].device)
             step.report["overflow"] = unscaling.conclude(step.parallel.everyone, self._witness)

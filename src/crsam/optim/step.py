@@ -99,8 +99,11 @@ class Step:
                 for p in self.params]  # fmt: skip
 
     def keep(self, name: str, tensors: Tensors) -> None:
-        """Remember `tensors`, if the step succeeds."""
-        self.kept[name] = tensors
+        """Remember `tensors`, if the step succeeds: themselves, no copies of them.
+
+        Gradients of an `Evaluation` may be overwritten later in the step: give clones of those.
+        """
+        self.kept[name] = list(tensors)
 
     def agreed(self, tensors: Tensors) -> Tensors:
         """The first process's, where each has its own gradient and all must decide alike."""

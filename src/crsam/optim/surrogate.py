@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,7 @@ def surrogate_of(
     if not step.pays:
         return loss, schedule.unpaid(step, center.grads)
     offset = ascent(step, center, probe)
+    offset = replace(offset, direction=list(offset.direction))  # which the last pass empties
     g_0 = tn.clone(center.grads) if schedule.reuses else []
     part = schedule.part(step, center, offset, probe)
     looking = probe if part is None else probe.on(part)
