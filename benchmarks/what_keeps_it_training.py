@@ -6,7 +6,7 @@ stays. A run has collapsed if its accuracy is below 50 % (guessing: 10 %).
 
     python benchmarks/what_keeps_it_training.py --out results/what_keeps_it_training.json
 
-640 runs of 40 epochs: half an hour on two cores. ``--table FILE`` prints the table of an earlier
+640 runs of 40 epochs: 45 minutes on two busy cores. ``--table FILE`` prints the table of an earlier
 result without running anything.
 """
 

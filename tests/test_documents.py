@@ -136,7 +136,7 @@ def test_the_example_of_several_processes_goes_on_alone(tmp_path: Path) -> None:
 
 
 def test_tables_are_those_of_the_results() -> None:
-    for name in ("trains_where_sam_trains", "cifar10_forms"):
+    for name in ("trains_where_sam_trains", "what_keeps_it_training", "cifar10_forms"):
         table = run(f"benchmarks/{name}.py", "--table", f"results/{name}.json")
         assert table.strip() in (ROOT / "docs/crsam.md").read_text()
 
