@@ -140,7 +140,7 @@ def test_seeds_of_two_summaries_are_put_together(tmp_path: Path) -> None:
     assert (found.mean, found.num) == (pytest.approx(0.25), 4)
     assert (found.low, found.high) == pytest.approx((ends.low, ends.high))
     assert lead.at_equal_time is None
-    assert study.title({10}) == "digits_mlp on digits, 10 epochs (a and 1 more)"
+    assert study.title({10}, study.sources) == "digits_mlp on digits, 10 epochs (a and 1 more)"
 
 
 def test_only_seeds_that_both_have_are_compared(tmp_path: Path) -> None:
@@ -447,6 +447,81 @@ def test_what_is_far_out_is_an_arrow_at_the_edge(tmp_path: Path) -> None:
         (far, "<"): pytest.approx(-0.985 * edge),
         (3.0, "o"): 0.0,  # "same", ahead by nothing at all
     }
+
+
+def test_an_interval_whose_mean_is_far_out_has_its_ring_at_the_edge(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from crsam.report.figures import studies
+
+    runs = [run for s in range(3) for run in (
+        a_run("SAM", s, 90.0), a_run("one", s, 90.1 + 0.01 * s), a_run("two", s, 90.1 - 0.01 * s),
+        a_run("wide", s, 73.0 + 8 * s))]  # fmt: skip
+    ((_, figure),) = studies.leads(read([write(tmp_path / "a.json", runs)]))
+    (axes,) = figure.axes
+    _, edge = axes.get_xlim()
+    assert edge < 0.2
+    found = {marker: x[0] for x, y, _, marker in drawn(axes)[1:] if y[0] == 3.0}
+    assert found == {
+        "<": pytest.approx(-0.985 * edge),
+        ">": pytest.approx(0.985 * edge),
+        "None": -edge,
+        "o": pytest.approx(-0.95 * edge),
+    }
+
+
+def test_two_bars_of_one_that_diverged_hide_no_others(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from crsam.report.figures import studies
+
+    runs = [run for s in range(2) for run in (
+        a_run("SAM", s, 90.0), a_run("CR-SAM", s, 10.0), a_run("SGD", s, 89.9 - 0.01 * s),
+        a_run("other", s, 90.1 + 0.01 * s), a_run("third", s, 90.0 - 0.02 * s),
+        longer("SAM", s, 90.2, 15))]  # fmt: skip
+    found = read([write(tmp_path / "a.json", runs, pairs=["CR-SAM"])])
+    assert len([one for lead in found[0].leads() for one in lead_bars(lead)]) == 5
+    ((_, figure),) = studies.leads(found)
+    assert figure.axes[0].get_xlim()[1] < 0.5
+
+
+def lead_bars(lead: Lead) -> list[Any]:
+    return [one for one in (lead.at_equal_epochs, lead.at_equal_time) if one is not None]
+
+
+def test_nine_contestants_look_like_nine(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from crsam.report.figures import studies, style
+
+    looks = {(*style.line(i).values(), style.marker(i)) for i in range(16)}
+    assert len(looks) == 16
+    choices = [
+        tried(f"c{k}", 60.0 + k + rho, rho=rho, chosen=rho == 0.1)
+        for k in range(9)
+        for rho in (0.1, 0.2)
+    ]
+    ((_, figure),) = studies.choice(read([write(tmp_path / "a.json", [], choices)]))
+    lines = [one for one in figure.axes[0].lines if len(one.get_xdata()) == 2]
+    assert len({(one.get_color(), one.get_linestyle(), one.get_marker()) for one in lines}) == 9
+
+
+def test_studies_of_one_name_are_told_apart_by_the_end_of_their_paths(tmp_path: Path) -> None:
+    long = tmp_path / ("a long way " * 9) / "runs"
+    files = [write(long / top / "fair/study.json", both([0]), **more)
+             for top, more in (("x", {}), ("y", {"reference": "CR-SAM"}))]  # fmt: skip
+    assert [study.sources for study in read(files)] == [["x/fair"], ["y/fair"]]
+    assert [study.sources for study in read(files[:1])] == [["fair"]]
+
+
+def test_a_folder_of_summaries_is_read_and_who_is_left_out_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    write(tmp_path / "results/a.json", [*both([0]), a_run("SGD", 0, None)], CHOICES)
+    write(tmp_path / "results/b.json", both([1]))
+    (tmp_path / "results/other.json").write_text('{"kind": "another"}')
+    (tmp_path / "results/list.json").write_text("[1]")
+    names, notes = figures(tmp_path / "results")
+    assert names == ["study-leads.png", "study-choice.png"]
+    assert notes == ["a: SGD shares no tested seed with SAM: not drawn"]
+    (study,) = read([tmp_path / "results"])
+    assert (study.sources, study.tried_in) == (["a", "b"], ["a"])
 
 
 def test_choices_are_drawn_in_order_with_errors_and_what_was_chosen(tmp_path: Path) -> None:

@@ -83,13 +83,15 @@ class Study:
     longer: list[Contestant] = field(default_factory=list)
     """Trained once more, for as long as a slower one takes."""
     tried: list[Tried] = field(default_factory=list)
+    tried_in: list[str] = field(default_factory=list)
+    """The sources of these."""
     epochs_tried: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
-    def title(self, epochs: set[int]) -> str:
+    def title(self, epochs: set[int], sources: Sequence[str]) -> str:
         """Model, data, these epochs, and where it is from."""
-        more = f" and {len(self.sources) - 1} more" if len(self.sources) > 1 else ""
-        return f"{self.data}, {span(epochs)} epochs ({self.sources[0]}{more})"
+        more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
+        return f"{self.data}, {span(epochs)} epochs ({sources[0]}{more})"
 
     @property
     def first(self) -> Contestant | None:
@@ -107,6 +109,15 @@ class Study:
             found = None if is_longer else one.ahead_of(self.first), one.ahead_of(fair)
             if any(found):
                 yield Lead(one, self._label(one), *found)
+
+    def left_out(self) -> list[str]:
+        """A line for each contestant that has no lead."""
+        shown = [lead.contestant for lead in self.leads()]
+        return [
+            f"{one.source}: {one.name} shares no tested seed with {self.reference}: not drawn"
+            for one in (*self.final, *self.longer)
+            if one.name != self.reference and one not in shown
+        ]
 
     def _label(self, one: Contestant) -> str:
         """The name, its source where there is another one of it, epochs, what became of it."""
@@ -129,10 +140,19 @@ def span(numbers: set[int]) -> str:
 
 
 def summaries(path: Path) -> list[Path]:
-    """The file itself, or those of the studies in a folder."""
+    """The file itself, or those in a folder and of the studies in it."""
     if path.is_file():
         return [path]
-    return sorted(file for depth in ("", "*/", "*/*/") for file in path.glob(depth + FILE))
+    own = sorted(file for depth in ("", "*/", "*/*/") for file in path.glob(depth + FILE))
+    return own + [file for file in sorted(path.glob("*.json")) if _is_summary(file)]
+
+
+def _is_summary(file: Path) -> bool:
+    """Whether it is one under another name than that in a study's own folder."""
+    try:
+        return file.name != FILE and (read_json(file) or {}).get("kind") == KIND
+    except UserError:
+        return False
 
 
 def read_studies(paths: Sequence[str | Path]) -> tuple[list[Study], list[str]]:
@@ -146,12 +166,11 @@ def read_studies(paths: Sequence[str | Path]) -> tuple[list[Study], list[str]]:
     """
     files = [file for path in paths for file in summaries(Path(path))]
     files = list({file.resolve(): file for file in files}.values())
-    names = [file.resolve().parent.name if file.name == FILE else file.stem for file in files]
     found: list[Study] = []
     problems: list[str] = []
-    for file, name in zip(files, names):
+    for file, name in zip(files, _names(files)):
         try:
-            study = _study(file, name if names.count(name) == 1 else str(file))
+            study = _study(file, name)
         except UserError as error:
             problems.append(str(error))
             continue
@@ -161,6 +180,19 @@ def read_studies(paths: Sequence[str | Path]) -> tuple[list[Study], list[str]]:
         else:
             _join(same, study)
     return found, problems
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """The end of each path, as much of it as tells them apart."""
+    whole = [(file.parent if file.name == FILE else file.with_suffix("")).resolve().parts
+             for file in files]  # fmt: skip
+    ends: list[str] = []
+    for parts in whole:
+        length = 1
+        while length < len(parts) and sum(o[-length:] == parts[-length:] for o in whole) > 1:
+            length += 1
+        ends.append("/".join(parts[-length:]))
+    return ends
 
 
 def _study(file: Path, source: str) -> Study:
@@ -209,6 +241,7 @@ def _read(content: Mapping[str, Any], source: str) -> Study:
             error = of["std"] / math.sqrt(of["num"]) if is_number(of["std"]) else math.nan
             told = (of["mean"], error, of["num"], each["is_chosen"])
             study.tried.append(Tried(each["contestant"], each["setting"], *told))
+            study.tried_in = [source]
     return study
 
 
@@ -240,7 +273,9 @@ def _join(study: Study, more: Study) -> None:
                 )
     known = {(one.contestant, str(one.setting)) for one in study.tried}
     contestants = {one.contestant for one in study.tried}
-    study.tried += [one for one in more.tried if one.contestant not in contestants]
+    if new := [one for one in more.tried if one.contestant not in contestants]:
+        study.tried += new
+        study.tried_in.append(source)
     study.epochs_tried |= more.epochs_tried
     for name in sorted(contestants):
         if any((name, str(o.setting)) not in known for o in more.tried if o.contestant == name):

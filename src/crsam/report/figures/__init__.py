@@ -67,7 +67,7 @@ def write_figures(
 
     Args:
         paths: Folders of runs, of comparisons, of studies, or of several such; and summaries of
-            studies. Those that ask the same of other seeds share a panel.
+            studies, or folders of them. Those that ask the same of other seeds share a panel.
         out: The folder to write to; it is made.
         formats: Any of ``pdf``, ``svg`` and ``png``.
         dpi: Dots to an inch, of PNG files and of the surfaces in the others.
@@ -95,7 +95,7 @@ def write_figures(
         for name, figure in chain(*of_runs, studies.leads(asked), studies.choice(asked)):
             files += style.save(figure, place, name, formats, dpi)
     notes = [*_problems(runs), *_differences(groups), *problems]
-    notes += [note for study in asked for note in study.notes]
+    notes += [note for study in asked for note in (*study.notes, *study.left_out())]
     if len(runs) < len(found):
         notes.append(f"{len(found) - len(runs)} runs only chose, and are left out (--all)")
     notes += _missing(files, MISSING_OF_RUNS if runs else {})

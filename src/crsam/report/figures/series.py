@@ -66,7 +66,7 @@ def has(groups: Any, kind: str, key: str) -> bool:
 def draw(axes: Any, found: Series, index: int, **options: Any) -> None:
     """Mean and band; × where a run diverged."""
     few = np.isfinite(found.mean).sum() <= 15
-    look = {**style.line(index), "marker": style.MARKERS[index % 8] if few else "", **options}
+    look = {**style.line(index), "marker": style.marker(index) if few else "", **options}
     axes.plot(found.epochs, found.mean, **look)
     band = {"color": look["color"], "alpha": 0.18, "linewidth": 0}
     axes.fill_between(found.epochs, found.mean - found.std, found.mean + found.std, **band)

@@ -20,7 +20,7 @@ COLORS = {EPOCHS: style.color(0), TIME: style.color(5)}
 GAP = 0.5
 """Between two contestants, in lines."""
 FAR = 10
-"""An interval that ends so many times as far out as the next one is an arrow at the edge."""
+"""What ends so many times as far out as the next one, and most do not, is an arrow at the edge."""
 APART = 1.15
 """From one labelled value of a logarithmic axis to the next, at least."""
 
@@ -58,7 +58,8 @@ def _panel(axes: Any, study: Study, found: Sequence[Lead]) -> None:
     axes.set_yticks(list(names), list(names.values()))
     axes.set(xlim=(-edge, edge), ylim=(y - GAP - 0.3, -0.7))
     epochs = set() if study.first is None else study.first.epochs
-    axes.set_title(style.text(study.title(epochs)), loc="left")
+    title = textwrap.fill(study.title(epochs, study.sources), 80)
+    axes.set_title(style.text(title), loc="left")
     axes.set_xlabel(style.text(f"test accuracy less {_short(study.reference)}'s, points"))
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
@@ -84,9 +85,10 @@ def _bar(axes: Any, one: Interval, y: float, how: str, edge: float) -> None:
             axes.plot([place], [y], marker, ms=5, clip_on=False, **look)
     inside = [min(max(end, -edge), edge) for end in ends]
     axes.plot([inside[0], inside[-1]], [y, y], solid_capstyle="butt", **look)
-    if abs(one.mean) <= edge:
+    if inside[0] < inside[-1] or abs(one.mean) <= edge:  # else the arrow says it all
         empty = {"markerfacecolor": "white"} if how == TIME else {}
-        axes.plot([one.mean], [y], "o", ms=5, **look, **empty)
+        mean = min(max(one.mean, -0.95 * edge), 0.95 * edge)
+        axes.plot([mean], [y], "o", ms=5, **look, **empty)
 
 
 def _ends(one: Interval) -> tuple[float, float]:
@@ -97,8 +99,9 @@ def _ends(one: Interval) -> tuple[float, float]:
 def _edge(found: Sequence[Interval]) -> float:
     """How far an axis goes either way."""
     reach = sorted(max(map(abs, _ends(one))) for one in found)
-    while len(reach) > 1 and reach[-1] > FAR * reach[-2] > 0:
-        reach.pop()
+    for i in range(len(reach) // 2, len(reach) - 1):  # most bars are seen whole
+        if reach[i + 1] > FAR * reach[i] > 0:
+            return 1.1 * reach[i]
     return 1.1 * reach[-1] or 1.0
 
 
@@ -142,13 +145,13 @@ def choice(studies: Sequence[Study]) -> Iterator[tuple[str, Any]]:
         _end_below(axes, curves, key, names)
         _values(axes, sorted({one.setting[key] for tried in curves.values() for one in tried}))
         seeds = max(one.num for tried in curves.values() for one in tried)
-        title = textwrap.fill(study.title(study.epochs_tried), 48)
+        title = textwrap.fill(study.title(study.epochs_tried, study.tried_in), 48)
         axes.set_title(style.text(title))
         of = "1 seed" if seeds == 1 else f"{seeds} seeds"
         axes.set(xlabel=style.text(key), ylabel=f"validation accuracy, %; {of}")
     from matplotlib.lines import Line2D
 
-    lines = [Line2D([], [], marker=style.MARKERS[i % 8], label=_short(name), **style.line(i))
+    lines = [Line2D([], [], marker=style.marker(i), label=_short(name), **style.line(i))
              for i, name in enumerate(names)]  # fmt: skip
     lines.append(
         Line2D([], [], marker="o", ms=9, mfc="none", ls="", color="#555555", label="chosen")
@@ -217,7 +220,7 @@ def _end_below(axes: Any, curves: Curves, key: str, names: Sequence[str]) -> Non
 
 def _curve(axes: Any, tried: Sequence[Tried], key: str, index: int) -> None:
     x, mean = [one.setting[key] for one in tried], [one.mean for one in tried]
-    axes.plot(x, mean, marker=style.MARKERS[index % 8], **style.line(index))
+    axes.plot(x, mean, marker=style.marker(index), **style.line(index))
     if not any(math.isnan(one.error) for one in tried):
         low, high = ([one.mean + side * one.error for one in tried] for side in (-1, 1))
         axes.fill_between(x, low, high, color=style.color(index), alpha=0.18, linewidth=0)

@@ -140,8 +140,13 @@ def outlined() -> list[Any]:
 
 
 def line(index: int) -> dict[str, Any]:
-    """What the line of a group looks like."""
-    return {"color": color(index), "linestyle": DASHES[index % len(DASHES)]}
+    """What the line of a group looks like: where the colours begin anew, the dashes are others."""
+    dash = (index + index // len(COLORS)) % len(DASHES)
+    return {"color": color(index), "linestyle": DASHES[dash]}
+
+
+def marker(index: int) -> str:
+    return MARKERS[(index + index // len(COLORS)) % len(MARKERS)]
 
 
 def label(group: Group) -> str:

@@ -56,7 +56,7 @@ def _against(axes: Any, groups: Sequence[Group], x: str, y: str) -> None:
         a, b = series(group, "measure", x), series(group, "measure", y)
         if a is None or b is None or not np.array_equal(a.epochs, b.epochs):
             continue
-        axes.plot(a.mean, b.mean, marker=style.MARKERS[i % 8], **style.line(i))
+        axes.plot(a.mean, b.mean, marker=style.marker(i), **style.line(i))
         axes.plot(a.mean[-1:], b.mean[-1:], "o", ms=8, mfc="none", color=style.color(i))
         if (a.mean > 0).all() and np.nanmax(a.mean) > 10 * np.nanmin(a.mean):
             axes.set_xscale("log")
@@ -104,7 +104,7 @@ def _test(axes: Any, group: Group, key: str, index: int) -> None:
             [max(epochs)],
             [found.mean],
             [found.std or 0.0],
-            fmt=style.MARKERS[index % 8],
+            fmt=style.marker(index),
             color=style.color(index),
             markeredgecolor="black",
             markeredgewidth=0.6,
