@@ -62,10 +62,13 @@ def import_file(path: Path) -> None:
 
 
 def _note(path: Path, new: set[str]) -> None:
-    files = {Path(file) for n in new if (file := getattr(sys.modules[n], "__file__", None))}
+    """Of what came in with a file, packages that are installed below its folder are no part."""
+    own = (sys.modules[name] for name in new if name.partition(".")[0] != "crsam")
+    files = {Path(file) for module in own if (file := getattr(module, "__file__", None))}
     for file in {path, *(each for each in files if path.parent in each.parents)}:
-        named = file.relative_to(path.parent).as_posix()
-        _hashes[named] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+        named = file.relative_to(path.parent)
+        if not {"site-packages", "dist-packages"} & {*named.parts}:
+            _hashes[named.as_posix()] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
 class _Beside(MetaPathFinder):

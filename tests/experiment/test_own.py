@@ -227,9 +227,13 @@ def test_what_is_imported_is_what_lies_beside_the_file_and_not_in_the_current_fo
 ) -> None:
     for folder, rho in (("", 99.0), ("a", 0.1), ("b", 0.7)):
         made_of(tmp_path / folder / "radii.py", f"R = {rho}")
+    installed = tmp_path / "a/lib/site-packages"
+    installed.mkdir(parents=True)
+    (installed / "of_others.py").write_text("")
+    path = f"import sys; sys.path.append({str(installed)!r}); import of_others\n"
     words = []
     for folder, name in (("a", "One"), ("b", "Two")):
-        body = "from radii import R\n" + method(name, rho="rho: float = R")
+        body = path + "from radii import R\n" + method(name, rho="rho: float = R")
         words += ["--import", str(made_of(tmp_path / folder / f"{name}.py", body))]
     train = ["train", "digits", *TINY, "method=one", "--out", "run"]
     done = of_a_process(tmp_path, *words[:2], *train)
