@@ -45,8 +45,8 @@ def test_ours_stand_beside_the_papers_and_a_dash_where_there_are_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sam = {"method": "sam", "train.epochs": 60}
-    runs = [a_run("SAM", s, 95.0 + s, **sam) for s in (0, 2)]
-    runs += [a_run("SAM short", 0, 99.0, method="sam", **{"train.epochs": 5})]
+    runs = [a_run("SAM short", 0, 99.0, method="sam", **{"train.epochs": 5})]
+    runs += [a_run("SAM", s, 95.0 + s, **sam) for s in (0, 2)]
     for key in ("data.validation", "data.test_share"):
         runs += [a_run("SAM, on part", 0, 98.0, method="sam", **{key: 0.1})]
     runs += [{**a_run("SAM, chosen", 0, 97.5, method="sam"), "stage": "choose"}]
@@ -60,6 +60,7 @@ def test_ours_stand_beside_the_papers_and_a_dash_where_there_are_none(
     assert "WRN-28-10 basic CIFAR-10 95.89 90.50 96.81 — 97.36 90.50" in out
     first, second = out.partition("Ours: resnet18 on cifar10, basic")[2].split("Ours: ")
     assert "SAM 0.05 96.00 ± 1.41 2 60 0.001 A GPU a" in first
+    assert first.index("SAM 0.05 96.00") < first.index("SAM short 0.05 99.00")  # by epochs
     assert second.startswith("wrn28_10 on cifar10, basic")
     assert "crsam 0.1 90.50 1 200 0.001 Here b" in second
     assert "on part" not in out

@@ -109,11 +109,13 @@ def _geometry(found: Sequence[Ours]) -> list[Ours]:
 
 
 def _alike(found: Sequence[Ours]) -> dict[str, list[Ours]]:
-    """By model, data and augmentation."""
+    """By model, data and augmentation; those that can be compared beside each other."""
     groups: dict[str, list[Ours]] = {}
     for ours in found:
         setup = ours.setup
         groups.setdefault(f"{setup.model} on {setup.data}, {setup.augment}", []).append(ours)
+    for group in groups.values():
+        group.sort(key=lambda ours: (-ours.epochs, ours.weight_decay, ours.source))
     return groups
 
 
