@@ -160,6 +160,18 @@ def test_names_are_found_in_any_spelling_and_only_once() -> None:
         )
 
 
+def test_defaults_of_the_method_that_ones_own_is_derived_from_are_its_defaults() -> None:
+    class Calm(crsam.CRSAM):
+        def __init__(self, base: Any, rho: float = 0.3, **common: Any) -> None:
+            super().__init__(base, rho, trust=0.01, **common)
+
+    crsam.register(Calm)
+    recipe = load_recipe("digits", ["method=calm"])
+    assert recipe.all_method_options == {"rho": 0.3, "warmup": 200, "scope": "batch"}
+    base = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
+    assert crsam.make("calm", base).warmup == 200
+
+
 def test_what_cannot_be_a_method_or_model_is_refused() -> None:
     for wrong in (nn.Linear, Plain.__init__, torch.optim.SGD):
         with pytest.raises(TypeError, match=r"derived from crsam\.SharpnessAware"):

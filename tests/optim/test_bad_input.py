@@ -504,6 +504,7 @@ def test_a_base_may_take_steps_of_its_own_between_ours(model: nn.Module, set_to_
     base = sgd(model)
     crsam.SAM(base)
     opt = crsam.CRSAM(base)  # its base has been another's before
+    assert len(base._optimizer_step_pre_hooks) == 1
     for _ in range(2):
         opt.step(lambda: backward(loss_of(model)))
         base.zero_grad(set_to_none=set_to_none)
@@ -571,6 +572,29 @@ def test_a_part_may_climb_along_the_list_that_it_keeps(model: nn.Module) -> None
     for opt in later:
         opt.step(lambda: backward(loss_of(model)))
         opt.step(lambda: backward(loss_of(model)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _AlongTheGradient(Ascent):
+    rho: float = 0.1
+    hyper: ClassVar[tuple[str, ...]] = ("rho",)
+
+    def __call__(self, step: Step, center: Evaluation, probe: Probe) -> Offset:
+        return Offset(center.grads, step.radius_over(step.grad_norm))
+
+
+@pytest.mark.parametrize("objective", [Curvature(0.5, 0.1, "linear"), GradientNorm(), Weighted()])
+def test_an_offset_may_be_made_of_the_gradients_themselves(
+    model: nn.Module, objective: Objective
+) -> None:
+    ends = []
+    for ascent in (_AlongTheGradient(), Gradient(0.1)):
+        own = copy.deepcopy(model)
+        opt = crsam.SharpnessAware(sgd(own), ascent, objective)
+        for _ in range(3):
+            opt.step(lambda own=own: backward(loss_of(own)))  # type: ignore[misc]
+        ends.append(torch.cat([p.flatten() for p in own.parameters()]))
+    torch.testing.assert_close(*ends)
 
 
 def test_a_part_with_the_name_of_one_of_ours_does_not_take_its_place(model: nn.Module) -> None:

@@ -522,6 +522,9 @@ def test_a_folder_of_summaries_is_read_and_who_is_left_out_is_told(tmp_path: Pat
     assert notes == ["a: SGD shares no tested seed with SAM: not drawn"]
     (study,) = read([tmp_path / "results"])
     assert (study.sources, study.tried_in) == (["a", "b"], ["a"])
+    write(tmp_path / "results/c/study.json", both([2]))
+    (study,) = read([tmp_path / "results"])
+    assert study.sources == ["c", "a", "b"]
 
 
 def test_choices_are_drawn_in_order_with_errors_and_what_was_chosen(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ class Step:
 
         Gradients of an `Evaluation` may be overwritten later in the step: give clones of those.
         """
-        self.kept[name] = list(tensors)
+        self.kept[name] = tensors
 
     def agreed(self, tensors: Tensors) -> Tensors:
         """The first process's, where each has its own gradient and all must decide alike."""
