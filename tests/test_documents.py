@@ -415,6 +415,31 @@ def test_whether_c_of_w_is_lower_is_told_as_it_was_measured() -> None:
     assert f"{change} of 278 {interval}" in table
 
 
+def test_what_fewer_looks_at_the_curvature_cost_is_told_as_it_was_measured() -> None:
+    page, name = (ROOT / "docs/crsam.md").read_text(), "study_digits_conv_every"
+    found = by_seed(name)
+    rows = json.loads((ROOT / f"results/{name}.json").read_text())["verdict"]["rows"]
+    times = {row["contestant"]: row["time"] for row in rows}
+    for who, runs in found.items():
+        assert len(runs) == 32
+        for run in runs.values():
+            run["C(w)"] = run["measures"]["normalized_trace, test"]
+        accuracy, loss, curvature = (
+            statistics.mean(run[key] for run in runs.values())
+            for key in ("test_accuracy", "test_loss", "C(w)")
+        )
+        assert (
+            f"| {who} | {times[who]:.2f} | {accuracy:.2f} | {loss:.4f} | {curvature:.2f} |" in page
+        )
+    log, linear = "CR-SAM log", "CR-SAM linear"
+    said = paired(found, f"{log}, every 5", log, "test_accuracy")
+    assert said.replace(" (", " points, ")[:-1] in page
+    assert said[:-1] in told("The questions")
+    for who in (log, linear):
+        assert by(paired(found, f"{who}, every 5", who, "test_loss", 3)) in page
+    assert paired(found, f"{linear}, every 5", linear, "test_accuracy") in page
+
+
 def test_what_another_radius_costs_is_told_as_it_was_tried() -> None:
     tried: dict[tuple[str, float], dict[int, dict[str, Any]]] = {}
     for name in ("finer", "linear"):
