@@ -429,7 +429,7 @@ def test_what_fewer_looks_at_the_curvature_cost_is_told_as_it_was_measured() -> 
             for key in ("test_accuracy", "test_loss", "C(w)")
         )
         assert (
-            f"| {who} | {times[who]:.2f} | {accuracy:.2f} | {loss:.4f} | {curvature:.2f} |" in page
+            f"| {who} | {times[who]:.2f} | {accuracy:.2f} | {loss:.4f} | {curvature:.1f} |" in page
         )
     log, linear = "CR-SAM log", "CR-SAM linear"
     said = paired(found, f"{log}, every 5", log, "test_accuracy")
