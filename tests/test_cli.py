@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from crsam.cli import main
+from crsam.cli import app, main
+from crsam.errors import UserError
 from experiment.runs import TINY, assert_same
 
 COMMAND = [sys.executable, "-m", "crsam"]
@@ -161,13 +163,18 @@ def test_a_full_disk_while_checkpointing_is_told_and_leaves_nothing_half_written
         (["train", "digits", "model=resnet18", "model.width=0"], ["model", "width"]),
         (["train", "digits", "train.batch_size=5000"], ["batch_size", "1437"]),
         (["train", "digits", "--device", "cuda:7"], ["cuda:7"]),
-        (["evaluate", "nowhere"], ["nowhere", "recipe.toml"]),
+        (["evaluate", "nowhere"], ["there is no folder nowhere"]),
+        (["evaluate", "."], [". is not the folder of a run", "recipe.toml"]),
         (["report", "nowhere"], ["nowhere"]),
         (["report"], ["--serve"]),
         (["list", "method"], ["did you mean 'methods'?"]),
         (["table", "cifer"], ["did you mean 'cifar'?"]),
         (["study", "digit"], ["did you mean 'digits'?"]),
         (["sweep", "digits"], ["[sweep.ranges]"]),
+        (["train", "digits", "--import", "x.py"], ["crsam --import FILE train"]),
+        (["compare", "digits", "--methods", "sam,crsam:form=log"], ["methods.crsam.form=linear"]),
+        (["train", "digits", "data.root=[0,"], ["in quotes"]),
+        (["train", "digits", "augment=cutout"], ["augment: side must be below 16", "8 × 8"]),
     ],
     ids=" ".join,
 )
@@ -185,6 +192,45 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     out, err = capfd.readouterr()
     fails_in_one_line(subprocess.CompletedProcess(words, ended.value.code, out, err), *said)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "digits", "methods.sam.rho=0.3"], "methods.sam.rho=0.3 has no part in this"),
+        (["train", "digits", "methods.cr-sam.rho=0.3"], ""),
+        (["compare", "digits", "method=sam", "--seeds", "1"], "method=sam has no part in this"),
+        (["compare", "digits", "methods.sam.rho=0.3", "--seeds", "1"], ""),
+    ],
+)
+def test_what_has_no_part_in_a_run_is_told(words: list[str], said: str, tmp_path: Path) -> None:
+    small = ("train.epochs=1", "model.width=8", "train.batch_size=700")
+    words = [*words, *small, "--out", str(tmp_path)]
+    told = CliRunner().invoke(app, words, catch_exceptions=False).stderr
+    assert ("has no part" in told) == bool(said)
+    assert said in told
+
+
+def test_what_is_wrong_with_a_recipe_is_told_before_whose_folder_it_is(tmp_path: Path) -> None:
+    def train(*words: str) -> None:
+        made = ["train", "digits", "train.epochs=1", "model.width=8", *words]
+        CliRunner().invoke(app, [*made, "--out", str(tmp_path)], catch_exceptions=False)
+
+    train()
+    with pytest.raises(UserError, match="rho must not be negative"):
+        train("methods.crsam.rho=-1")
+    with pytest.raises(UserError, match=r"none\.pth"):
+        train("init=none.pth")
+    with pytest.raises(UserError, match="holds a run of another recipe"):
+        train("methods.crsam.rho=0.5")
+
+
+def test_a_folder_of_runs_that_is_taken_for_one_is_told_where_they_are(tmp_path: Path) -> None:
+    made = ["train", "digits", "train.epochs=1", "model.width=8"]
+    for k in range(2):
+        CliRunner().invoke(app, [*made, "--out", str(tmp_path / f"seed{k}")])
+    with pytest.raises(UserError, match=r"there are 2 below it, such as .*seed0"):
+        CliRunner().invoke(app, ["evaluate", str(tmp_path)], catch_exceptions=False)
 
 
 def test_a_process_ends_with_the_exit_code_of_its_mistake(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -18,6 +19,16 @@ def plain(name: str) -> str:
         'wrn2810'
     """
     return name.lower().replace("-", "").replace("_", "")
+
+
+def slug(text: str) -> str:
+    """The text as the name of a folder.
+
+    Example:
+        >>> slug("CR-SAM log")
+        'cr-sam-log'
+    """
+    return re.sub(r"[^a-z0-9.=+_-]+", "-", text.lower()).strip("-")
 
 
 def named(kind: str, name: str, known: Mapping[str, T]) -> T:

@@ -422,6 +422,7 @@ def test_a_missing_half_is_named(root: Path, half: str) -> None:
     (root / half).rename(root / "elsewhere")
     message = error_of(lambda: read_folder(root, image_size=8))
     assert f"there is no folder {root / half}" in message
+    assert (f"or from {root}/CLASS, two classes or more" in message) == (half == "train")
 
 
 @pytest.mark.parametrize(("half", "other"), [("train", "val"), ("val", "train")])

@@ -203,7 +203,7 @@ def test_views_that_cannot_be_are_told(change: dict[str, Any], message: str) -> 
 def test_runs_that_do_not_fit_are_told(runs: list[Path], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a line goes through 2 runs, got 3"):
         landscape_runs(runs, View(kind="line"))
-    with pytest.raises(UserError, match="nowhere is not the folder of a run"):
+    with pytest.raises(UserError, match=r"there is no folder .*nowhere"):
         landscape_runs([runs[0], tmp_path / "nowhere"], View(**FEW))
     assert not (runs[0] / "landscape.npz").exists()  # told before anything is computed
     with pytest.raises(UserError, match="name of a landscape"):

@@ -59,15 +59,20 @@ def test_the_trace_is_taken_once_where_its_normalised_one_is_asked_for_too(
     ]
 
 
-def test_figures_taken_alike_stay_and_others_go(folder: Path) -> None:
+def test_figures_taken_alike_stay_and_others_go_and_it_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def written() -> list[str]:
         return list(json.loads((folder / "measures-validation.json").read_text())["metrics"])
 
     for names in (["loss"], ["gradient_norm"]):
         measure_run(folder, names, split="validation", samples=50, how=FEW)
     assert written() == ["loss", "gradient_norm"]
+    assert "replaced" not in capsys.readouterr().err
     measure_run(folder, ["sharpness"], split="validation", samples=40, how=FEW)
     assert written() == ["sharpness"]
+    told = capsys.readouterr().err
+    assert "measures-validation.json: loss, gradient_norm were taken in another way" in told
 
 
 def test_figures_are_of_the_split_and_the_samples_asked_for(folder: Path) -> None:

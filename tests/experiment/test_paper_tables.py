@@ -112,7 +112,7 @@ def test_geometry_shows_what_was_measured_on_test_images(
     assert "CR-SAM 8.26 — 7968.19 101 884.95 — 80.76 80.00" in out
     assert "SAM 11.51 — 14176.5 — " in out
     _, _, tiny = out.partition("Measured: resnet18 on tiny_imagenet, basic")
-    assert "\nCR-SAM 0.15 200 — 101 — 80.00" in tiny
+    assert "\nCR-SAM 0.15 200 0.001 — 101 — 80.00 b" in tiny
 
 
 def test_runs_that_were_tested_on_training_images_are_told_from_others(
@@ -123,7 +123,7 @@ def test_runs_that_were_tested_on_training_images_are_told_from_others(
     out = shown("geometry", tmp_path, capsys)
     assert "CR-SAM 8.26 — 7968.19 — 884.95 — 80.76 —" in out
     _, _, held_out = out.partition("Measured: resnet18 on cifar100, held out, basic")
-    assert "\nCR-SAM 0.15 200 — 101 — 80.00" in held_out
+    assert "\nCR-SAM 0.15 200 0.001 — 101 — 80.00 a" in held_out
 
 
 def test_imagenet_is_known_by_its_folder(

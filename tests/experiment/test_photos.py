@@ -124,7 +124,7 @@ def test_a_run_tells_how_long_it_waited_and_what_it_could_not_read(
     done = run(recipe(photos), tmp_path / "run", lines=False)
     told = capsys.readouterr().err
     assert [told.count(f"{path} cannot be read as an image") for path in bad] == [1, 1]
-    assert "2 images could not be read; others were shown in their place" in told
+    assert "2 images could not be read; others were shown in place of them" in told
     assert done["broken_images"] == 2
     lines = [m for m in RunFolder(tmp_path / "run").metrics() if m["kind"] == "data"]
     assert [(line["epoch"], line["broken_images"]) for line in lines] == [(1, 2), (2, 2)]

@@ -487,12 +487,17 @@ def test_parts_that_share_a_name_are_refused(model: nn.Module) -> None:
         crsam.SharpnessAware(sgd(model), Clashing(), Curvature())
 
 
+@pytest.mark.parametrize("clips", [False, True])
 @pytest.mark.parametrize("method", ["sam", "crsam", "looksam", "aesam"])
-def test_a_step_of_the_base_left_over_from_a_plain_loop(model: nn.Module, method: str) -> None:
+def test_a_step_of_the_base_left_over_from_a_plain_loop(
+    model: nn.Module, method: str, clips: bool
+) -> None:
     base = sgd(model)
     opt = crsam.make(method, base)
     for _ in range(3):
         opt.step(lambda: backward(loss_of(model)))
+        if clips:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         before = [p.clone() for p in model.parameters()]
         with pytest.raises(RuntimeError, match="leave out its own step"):
             base.step()
@@ -513,12 +518,12 @@ def test_a_base_may_take_steps_of_its_own_between_ours(model: nn.Module, set_to_
         assert loss_of(model).item() != before
 
 
-def test_a_base_may_follow_what_was_added_to_the_gradient(model: nn.Module) -> None:
+def test_a_base_may_follow_what_was_put_in_the_gradients_place(model: nn.Module) -> None:
     base = sgd(model)
     crsam.SAM(base).step(lambda: backward(loss_of(model)))
     for p in model.parameters():
         assert p.grad is not None
-        p.grad.add_(1.0)
+        p.grad.zero_().add_(1.0)
     base.step()
 
 

@@ -57,6 +57,7 @@ def test_labels_that_are_the_same_have_the_names_of_folders(tmp_path: Path) -> N
         make_run(tmp_path / key, "sam", 0, f"{key}=0.2")
     labels = [group.label for group in grouped(read_runs([tmp_path]))]
     assert len(set(labels)) == 5
+    assert "sam, first" in labels
     named = [label.rpartition(", ")[2] for label in labels]
     assert named.count("…") == 3  # told apart by three keys, of four
     assert "first" in named
@@ -71,6 +72,29 @@ def test_labels_have_what_tells_groups_apart_and_names_before_numbers(tmp_path: 
     make_run(tmp_path / "more", "crsam", 0, *linear, "methods.crsam.rho=0.2")
     labels = [group.label for group in grouped(read_runs([tmp_path]))]
     assert "crsam, form linear, rho 0.2, …" in labels
+
+
+def test_runs_of_a_study_are_called_as_it_calls_them_and_more_epochs_come_last(
+    tmp_path: Path,
+) -> None:
+    study = tmp_path / "fair"
+    names = {"final/sgd": "SGD", "final/sam-0.1": "SAM 0.1", "equal-time/sam-0.1": "SAM 0.1"}
+    for place in names:
+        longer = ["train.epochs=9"] if place.startswith("equal") else []
+        for seed in (0, 1):
+            make_run(study / place / f"seed{seed}", place.split("/")[1][:3], seed, *longer)
+    told = [{"contestant": name} for name in names.values()]
+    (study / "study.json").write_text(json.dumps({"kind": "crsam study", "runs": told}))
+    groups = grouped(read_runs([study]))
+    assert [group.label for group in groups] == ["SGD", "SAM 0.1", "SAM 0.1, equal time"]
+    assert [len(group.runs) for group in groups] == [2, 2, 2]
+    (study / "study.json").write_text("not JSON")
+    assert grouped(read_runs([study]))[-1].label.startswith("sam, epochs")
+    (study / "study.json").write_text(json.dumps({"runs": told}))
+    make_run(tmp_path / "other/final/sgd/seed0", "sgd", 0, "model.width=8")
+    (tmp_path / "other/study.json").write_text(json.dumps({"runs": told[:1]}))
+    labels = [group.label for group in grouped(read_runs([tmp_path]))]
+    assert {"SGD, fair/final/sgd", "SGD, other/final/sgd"} < set(labels)
 
 
 def test_groups_are_compared_only_within_their_setting(tmp_path: Path) -> None:

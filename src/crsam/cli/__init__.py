@@ -10,7 +10,7 @@ from crsam.cli import training  # noqa: F401  # isort: skip  (these in the order
 from crsam.cli import looking  # noqa: F401  # isort: skip
 from crsam.cli import corrupting  # noqa: F401  # isort: skip
 from crsam.cli import knowing  # noqa: F401  # isort: skip
-from crsam.cli.app import app
+from crsam.cli.app import app, check_order
 from crsam.errors import UserError
 from crsam.train.interrupt import Stopped
 
@@ -20,6 +20,7 @@ __all__ = ["app", "main"]
 def main() -> None:
     """Runs the command line: a user's mistake is one line and exit code 2."""
     try:
+        check_order(sys.argv[1:])
         app()
     except Stopped:
         if os.environ.get("RANK", "0") == "0":

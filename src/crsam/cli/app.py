@@ -86,6 +86,15 @@ def command(words: str) -> str:
     return " ".join(["crsam", *(f"--import {shlex.quote(name)}" for name in _imports), words])
 
 
+def check_order(words: list[str]) -> None:
+    """Raises UserError for an ``--import`` behind the command, which is not one of its options."""
+    commands = {each.name or each.callback.__name__ for each in app.registered_commands
+                if each.callback is not None}  # fmt: skip
+    first = next((i for i, word in enumerate(words) if word in commands), len(words))
+    if any(word.partition("=")[0] == "--import" for word in words[first:]):
+        raise UserError(f"--import goes before the command: crsam --import FILE {words[first]} …")
+
+
 def _import(name: str) -> None:
     is_file = name.endswith(".py")
     if is_file and not Path(name).is_file():

@@ -80,6 +80,6 @@ def corrupt(
         images_per_class=images_per_class,
         workers=workers,
     )
-    left = f"; {len(done.unreadable)} files were no images" if done.unreadable else ""
+    left = f"; files that are no images: {len(done.unreadable)}" if done.unreadable else ""
     there = f", {done.there:,} were there already" if done.there else ""
     print(f"{dest}: {done.written:,} images written{there}{left}")

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from crsam._names import plain
 from crsam.cli.app import (
     Device,
     DryRun,
@@ -22,6 +23,7 @@ from crsam.cli.app import (
     default_folder,
     world_of,
 )
+from crsam.errors import UserError
 from crsam.experiment import tables
 from crsam.experiment.comparison import compare as compare_methods
 from crsam.experiment.fair.conduct import conduct
@@ -74,6 +76,7 @@ def train(
     if dry_run:
         print(to_toml(asked), end="")
         return
+    _tell_idle(overrides, [asked.method])
     place = out or default_folder(recipe) / asked.method / f"seed{asked.seed}"
     with world_of(device, threads) as world:
         done = not fresh and RunFolder(place).result() is not None
@@ -102,16 +105,31 @@ def compare(
 ) -> None:
     """Trains several methods with the same seeds: means, and differences with their errors."""
     asked = load_recipe(recipe, overrides or [])
+    if ":" in methods:
+        raise UserError(
+            f"--methods takes names alone, got {methods!r}: options are overrides, such as "
+            "methods.crsam.form=linear, and two settings of one method are for crsam study"
+        )
     names = [asked.with_method(name.strip()).method for name in methods.split(",")]
     if dry_run:
         print(to_toml(asked), end="")
         return
+    _tell_idle(overrides, names, "method")
     place = out or default_folder(recipe)
     with world_of(device, threads) as world:
         rows = compare_methods(asked, names, seeds, place, world, fresh=fresh)
         if world.is_main:
             tables.show(rows, f"{recipe}, {seeds} seed{'s' * (seeds > 1)}")
             print(f"runs and comparison.json are in {place}; a page of them: crsam report {place}")
+
+
+def _tell_idle(overrides: list[str] | None, methods: list[str], *others: str) -> None:
+    """Says which overrides have no part in runs of these methods."""
+    for text in overrides or []:
+        table, *below = key = text.partition("=")[0].strip().split(".")
+        idle = table == "methods" and below and plain(below[0]) not in map(plain, methods)
+        if idle or key == [*others]:
+            say(f"{text} has no part in this: it is of {', '.join(methods)}")
 
 
 @app.command()
@@ -148,7 +166,7 @@ def study(
         if world.is_main:
             show_verdict(progress)
             print(f"runs and study.json are in {place}")
-            print(f"to draw them: crsam figures {place} -o figures")
+            print(f"to draw them: crsam figures {place} -o figures/{asked.name}")
 
 
 @app.command()

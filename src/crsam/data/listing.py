@@ -110,6 +110,8 @@ def find_split(root: Path, *names: str) -> Listing:
     if packed:
         raise UserError(f"{packed[0]} cannot be read in parts: make it a .tar or .zip file")
     ways = f"images are read from {root}/{first}/CLASS, {root}/{first}*.tar or {root}/{first}*.zip"
+    if first == "train":
+        ways += f", or from {root}/CLASS, two classes or more"
     others = f" (or {', '.join(names[1:])} in place of {first})" if names[1:] else ""
     raise UserError(f"there is no folder {root / first}: {ways}{others}")
 

@@ -64,8 +64,12 @@ class RunFolder:
         Raises:
             UserError: If there is no run here.
         """
+        if not self.path.is_dir():
+            raise UserError(f"there is no folder {self.path}")
         if not self.recipe_file.is_file():
-            raise UserError(f"{self.path} is not the folder of a run: it has no recipe.toml")
+            below = sorted(self.path.glob("**/recipe.toml"))
+            such = f"; there are {len(below)} below it, such as {below[0].parent}" if below else ""
+            raise UserError(f"{self.path} is not the folder of a run: it has no recipe.toml{such}")
         return load_recipe(self.recipe_file)
 
     def result(self) -> dict[str, Any] | None:

@@ -186,7 +186,8 @@ class Journal:
             )
             result |= {FLATNESS[name]: figure.value for name, figure in found.items()}
         if (num_broken := result["broken_images"]) and self.world.is_main:
-            say(f"{num_broken} images could not be read; others were shown in their place")
+            images = "1 image" if num_broken == 1 else f"{num_broken} images"
+            say(f"{images} could not be read; others were shown in place of them")
         if test is not None:
             self.write("test", {"step": step, **test._asdict()})
         result = finite(result)

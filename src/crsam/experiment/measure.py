@@ -18,7 +18,7 @@ from crsam.errors import UserError, unknown
 from crsam.experiment.environment import environment
 from crsam.experiment.folder import RunFolder
 from crsam.experiment.restore import restored
-from crsam.progress import bar
+from crsam.progress import bar, say
 from crsam.train.distributed import World
 from crsam.train.evaluate import evaluating
 
@@ -223,7 +223,11 @@ def measure_run(
     place = RunFolder(folder)
     earlier = place.measures(split) or {}
     alike = all(earlier.get(key) == value for key, value in taken.items())
-    figures = {**(earlier["metrics"] if alike else {}), **{n: vars(f) for n, f in found.items()}}
+    kept = earlier["metrics"] if alike else {}
+    if earlier and not alike:
+        gone = ", ".join(earlier["metrics"])
+        say(f"measures-{split}.json: {gone} were taken in another way, and are replaced")
+    figures = {**kept, **{n: vars(f) for n, f in found.items()}}
     content = {**environment(world.device), **taken, "metrics": figures}
     place.write_json(f"measures-{split}.json", content)
     return found

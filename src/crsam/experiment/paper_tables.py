@@ -100,10 +100,12 @@ def _geometry(found: Sequence[Ours]) -> list[Ours]:
     console().print(grid)
     for title, group in _alike(measured).items():
         print()
-        others = _grid(f"Measured: {title}", "contestant", "ρ", "epochs", *FIGURES.values())
+        keys = ("contestant", "ρ", "epochs", "decay")
+        others = _grid(f"Measured: {title}", *keys, *FIGURES.values(), "file")
         for ours in group:
-            cells = [ours.contestant, _rho(ours), str(ours.epochs)]
-            others.add_row(*cells, *(_figure(ours, name) for name in FIGURES))
+            cells = [ours.contestant, _rho(ours), str(ours.epochs), f"{ours.weight_decay:g}"]
+            cells += [_figure(ours, name) for name in FIGURES]
+            others.add_row(*cells, ours.source.removesuffix(".json"))
         console().print(others)
     return measured
 

@@ -65,7 +65,11 @@ def run(
     with ExitStack() as stack:
         if world.is_main:
             stack.enter_context(place.claim())
-            place.check(recipe, fresh)
+            try:
+                place.check(recipe, fresh)
+            except UserError:
+                build(recipe, World())  # what is wrong with the recipe itself is told first
+                raise
         world.wait()
         done = None if fresh else place.result()
         if done is not None:

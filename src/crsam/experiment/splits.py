@@ -102,7 +102,9 @@ def build_augment(recipe: Recipe, dataset: data.Dataset) -> Augmentation:
     if "fill" in augment_options(recipe.augment.name):  # what is cut out gets the mean colour
         given.setdefault("fill", tuple(round(255 * mean) for mean in dataset.mean))
     with naming("augment"):
-        return make_augment(recipe.augment.name, **given)
+        augment = make_augment(recipe.augment.name, **given)
+        augment.check_size(*dataset.train.shape[1:])
+    return augment
 
 
 @functools.lru_cache(maxsize=1)

@@ -220,5 +220,6 @@ def _value(value: str, text: str) -> Any:
             return read["value"]
     except ValueError as error:
         if value[0] in "\"'[{":
-            raise UserError(f"{text!r} is no key=value of TOML: {error}") from error
+            hint = "; in quotes, if there are spaces in it" if value[-1] in ",[{" else ""
+            raise UserError(f"{text!r} is no key=value of TOML: {error}{hint}") from error
     return value

@@ -1,4 +1,8 @@
-"""A ``base.step()`` left over in a loop whose step we take: refused, where it is certain."""
+"""A ``base.step()`` left over in a loop whose step we take: refused, where it is certain.
+
+That is where the gradient is the one that we have followed. Since then it may have been written to
+once, as clipping does; to zero it and to add another one is to write to it twice.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ def refuse_leftover_steps(base: Optimizer) -> None:
 
 
 def mark_followed(base: Optimizer) -> None:
-    """The gradient that the base has just followed; anything written into it is another one."""
+    """The gradient that the base has just followed."""
     grad = _first_gradient(base)
     if grad is not None:
         setattr(grad, MARK, grad._version)
@@ -29,10 +33,12 @@ def _refuse(base: Optimizer, *_: Any) -> None:
     if torch.compiler.is_compiling():
         return
     grad = _first_gradient(base)
-    if grad is not None and getattr(grad, MARK, None) == grad._version:
+    followed = getattr(grad, MARK, None)
+    if grad is not None and followed is not None and grad._version <= followed + 1:
         raise RuntimeError(
             f"this {type(base).__name__} has been stepped by opt.step(closure) already, along the "
-            "very gradient that is there: leave out its own step()"
+            "gradient that is there: leave out its own step() (clipping is max_norm=… of the "
+            "method)"
         )
 
 

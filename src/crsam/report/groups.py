@@ -32,6 +32,12 @@ class Group:
         return self.runs[0].method
 
     @property
+    def contestant(self) -> str:
+        """What a study calls all of its runs; empty if there is no such name."""
+        names = {run.contestant for run in self.runs}
+        return names.pop() if len(names) == 1 else ""
+
+    @property
     def setting(self) -> dict[str, str]:
         """The recipe without the method: groups that share it may be compared seed by seed."""
         keys = self.recipe.keys() - {"method"}
@@ -66,6 +72,7 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
     alike.sort(
         key=lambda group: (
             not group.recipe,
+            group.contestant.endswith("equal time"),
             settings.index(json.dumps(group.setting, sort_keys=True)),
             _rank(group),
         )
@@ -73,7 +80,9 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
     labels = [_label(group, alike) for group in alike]
     # Where these do not tell groups apart, the folders do.
     labels = [
-        f"{label}, {group.runs[0].name}" if labels.count(label) > 1 else label
+        f"{group.contestant or group.method}, {_place(group.runs[0])}"
+        if group.method and labels.count(label) > 1
+        else label
         for label, group in zip(labels, alike)
     ]
     return [Group(_unique(k, labels), group.runs, group.recipe) for k, group in enumerate(alike)]
@@ -177,12 +186,30 @@ def _label(group: Group, groups: Sequence[Group]) -> str:
     """The method, and the values by which groups of the same method differ."""
     if not group.recipe or not group.method:
         return group.runs[0].name
+    if group.contestant:
+        return group.contestant
     same = [other for other in groups if other.recipe and other.method == group.method]
     apart = differing(same)
     telling = _telling(apart)
     index = same.index(group)
-    words = [f"{key.split('.')[-1]} {apart[key][index] or '—'}" for key in telling]
+    words = [f"{_last(key)} {apart[key][index] or '—'}" for key in telling]
     return ", ".join([group.method, *words, *(["…"] if len(telling) < len(apart) else [])])
+
+
+def _place(run: Run) -> str:
+    """The folder of the run's group, or the run's own where that is all there is."""
+    folder, _, seed = run.name.rpartition("/")
+    return folder if folder and seed.startswith("seed") else run.name
+
+
+def _last(key: str) -> str:
+    """Of a dotted key, what says what it is.
+
+    Example:
+        >>> _last("method.rho"), _last("augment.name")
+        ('rho', 'augment')
+    """
+    return key.removesuffix(".name").split(".")[-1]
 
 
 def _telling(apart: Mapping[str, Sequence[str | None]]) -> list[str]:

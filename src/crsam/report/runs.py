@@ -10,9 +10,11 @@ import json
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from crsam._names import slug
 from crsam.errors import UserError
 from crsam.report.landscapes import Landscape, read_landscape
 
@@ -44,6 +46,8 @@ class Run:
     robustness: dict[str, Any] = field(default_factory=dict)
     """``robustness.json``: by set of images."""
     landscape: Landscape | None = None
+    contestant: str = ""
+    """What a study calls it; empty if it is of none."""
     written: float | None = None
     """When something was last written here, in seconds since 1970."""
     problems: tuple[str, ...] = ()
@@ -188,9 +192,31 @@ def read_run(folder: Path, name: str | None = None, within: Path | None = None) 
         measures=measures,
         robustness=robustness,
         landscape=landscape,
+        contestant=_contestant(folder, within),
         written=_last_written(folder),
         problems=tuple(problems),
     )
+
+
+def _contestant(folder: Path, within: Path | None) -> str:
+    """By the summary in the study's folder, in which this one is ``STAGE/CONTESTANT/…/seedN``."""
+    for place in list(folder.resolve().parents)[2:4]:
+        file = place / "study.json"
+        if file.is_file() and _inside(file.resolve(), within):
+            stage, own, *_ = folder.resolve().relative_to(place).parts
+            names = _contestants(file, file.stat().st_mtime_ns)
+            name = next((name for name in names if slug(name) == own), "")
+            return f"{name}, equal time" if name and stage == "equal-time" else name
+    return ""
+
+
+@lru_cache(maxsize=64)
+def _contestants(file: Path, written: int) -> frozenset[str]:
+    try:
+        runs = json.loads(file.read_bytes())["runs"]
+        return frozenset(str(run["contestant"]) for run in runs)
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return frozenset()
 
 
 def metrics_lines(raw: bytes) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:

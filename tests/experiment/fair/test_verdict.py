@@ -170,7 +170,12 @@ def test_differences_are_paired_and_equal_time_has_its_own(tmp_path: Path, capsy
     assert len(found.tried) == 4
     show_verdict(look(study, tmp_path))
     shown = capsys.readouterr().out
-    for words in ("+0.75", "-2.43 to +3.93", "At equal time: CR-SAM log +0.45", "1.5×"):
+    for words in (
+        "+0.75",
+        "-2.43 to +3.93",
+        "At equal time: CR-SAM log against SAM +0.45 (",
+        "1.5×",
+    ):
         assert words in shown
 
 
@@ -225,7 +230,9 @@ def test_losses_are_paired_too_and_a_run_without_one_is_left_out(
     shown = " ".join(capsys.readouterr().out.split("Test loss")[1].split())
     assert "SAM 6.0000 CR-SAM log 5.9980 -0.0020 -0.0045 to +0.0005" in shown
     assert "SGD — +0.4000" in shown
-    assert "At equal time: CR-SAM log +0.0180 +0.0155 to +0.0205" in shown
+    assert (
+        "At equal time: CR-SAM log against SAM +0.0180 (+0.0155 to +0.0205) of test loss" in shown
+    )
 
 
 def test_how_flat_models_are_is_told_apart_by_images_and_fits_a_terminal(

@@ -34,6 +34,9 @@ class Augmentation(ABC):
         """
         return self.apply(images, *self.draw(check_images(images), generator))
 
+    def check_size(self, height: int, width: int) -> None:  # noqa: B027
+        """Raises ValueError if of images of this size it would leave nothing."""
+
     @abstractmethod
     def draw(self, images: Tensor, generator: torch.Generator) -> Draws:
         """All that is random: tensors whose last dimension is that of the images.
@@ -68,6 +71,10 @@ class Chain(Augmentation):
     """
 
     parts: tuple[Augmentation, ...]
+
+    def check_size(self, height: int, width: int) -> None:
+        for part in self.parts:
+            part.check_size(height, width)
 
     def draw(self, images: Tensor, generator: torch.Generator) -> Draws:
         return tuple(part.draw(images, generator) for part in self.parts)

@@ -66,6 +66,14 @@ class Cutout(Augmentation):
             if byte > 255:
                 raise ValueError(f"fill must hold bytes, got {self.fill}")
 
+    def check_size(self, height: int, width: int) -> None:
+        most = 2 * max(height, width)  # with its centre in a corner it covers a half each way
+        if self.side >= most:
+            raise ValueError(
+                f"side must be below {most}, or nothing is left of images of {height} × {width}, "
+                f"got {self.side}"
+            )
+
     def apply(self, images: Tensor, *draws: Any) -> Tensor:
         rows, columns = draws
         return cut(images, rows, columns, self.side, self.fill)

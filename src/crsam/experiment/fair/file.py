@@ -7,9 +7,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from crsam._names import slug
 from crsam._tables import flat
 from crsam.errors import UserError, unknown
-from crsam.experiment.fair.jobs import named
 from crsam.experiment.fair.study import (
     Choose,
     Contestant,
@@ -135,7 +135,7 @@ def _check(study: Study) -> None:
         for split in study.measure.splits:
             require(split in ("train", "test"), "study.measure.splits", split, "train or test")
     _check_seeds("study.seeds", study.seeds)
-    folders = [named(name) for name in study.contestants]
+    folders = [slug(name) for name in study.contestants]
     for name, folder in zip(study.contestants, folders):
         if folders.count(folder) > 1:
             raise UserError(f"study.contestants: {name!r} and another would share a folder")

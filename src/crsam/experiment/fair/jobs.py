@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from crsam._names import slug
 from crsam.experiment.fair.study import Study
 from crsam.experiment.folder import RunFolder
 from crsam.experiment.journal import Result
@@ -37,25 +37,15 @@ class Job:
     @property
     def place(self) -> Path:
         """Its folder in that of the study."""
-        path = Path(self.stage) / named(self.contestant)
+        path = Path(self.stage) / slug(self.contestant)
         if self.stage == "choose":
             assert self.setting is not None
-            path /= named(said(self.setting, "=")) or "only"
+            path /= slug(said(self.setting, "=")) or "only"
         return path / f"seed{self.recipe.seed}"
 
     @property
     def epochs(self) -> int:
         return self.recipe.train.epochs
-
-
-def named(text: str) -> str:
-    """The text as the name of a folder.
-
-    Example:
-        >>> named("CR-SAM log")
-        'cr-sam-log'
-    """
-    return re.sub(r"[^a-z0-9.=+_-]+", "-", text.lower()).strip("-")
 
 
 def said(setting: Mapping[str, Any], equals: str = " = ") -> str:

@@ -48,7 +48,8 @@ def show_plan(progress: Progress) -> None:
     more = " and what is not known yet" if None in total else ""
     print(
         f"\n{len(progress.jobs)} runs, {_duration(sum(known))}{more} to go (minutes:seconds, hours "
-        "before them), by what finished\nruns took or, before there are any, the study's file says."
+        "before them), by what finished\nruns took or, before there are any, the study's file says "
+        "of its author's machine."
     )
 
 
@@ -113,16 +114,22 @@ def _show_rows(found: Verdict, progress: Progress) -> None:
     seeds = progress.study.seeds
     means = "Mean ± standard deviation over the seeds {}; differences seed by seed."
     print("\n" + (means if len(seeds) > 1 else "Of one seed, {}.").format(_spans(seeds)))
-    _show_equal_time(found.at_equal_time, 2)
+    equal = progress.study.equal_time
+    given = () if equal is None else equal.give
+    _show_equal_time(found.at_equal_time, 2, "points", given)
     _show_losses(found.rows, reference)
-    _show_equal_time(found.loss_at_equal_time, 4)
+    _show_equal_time(found.loss_at_equal_time, 4, "of test loss", given)
     _show_figures(found.rows)
 
 
-def _show_equal_time(against: Sequence[tuple[str, Interval]], digits: int) -> None:
+def _show_equal_time(
+    against: Sequence[tuple[str, Interval]], digits: int, unit: str, given: Sequence[str]
+) -> None:
+    """A line each; where several were given time, the names say against whom themselves."""
     for name, value in against:
-        gain = f"{value.mean:+.{digits}f}  {_ends(value, digits)}"
-        print(f"At equal time: {name} {gain}".rstrip())
+        both = f"{name} against {given[0]}" if len(given) == 1 else name
+        ends = f" ({_ends(value, digits)})" if _ends(value, digits) else ""
+        print(f"At equal time: {both} {value.mean:+.{digits}f}{ends} {unit}")
 
 
 def _show_losses(rows: Sequence[Row], reference: str) -> None:
