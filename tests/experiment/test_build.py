@@ -171,9 +171,10 @@ def test_targets_are_smoothed_and_mixed() -> None:
 
 def test_augmentation_is_built_and_fills_with_the_mean_colour() -> None:
     assert built("augment=basic", "augment.pad=3").splits.feed.augment.pad == 3  # type: ignore[attr-defined]
-    cut = built("augment=cutout").splits.feed.augment.parts[-1]  # type: ignore[attr-defined]
+    small = "augment=cutout", "augment.side=4"
+    cut = built(*small).splits.feed.augment.parts[-1]  # type: ignore[attr-defined]
     assert cut.fill == (0,)
-    mine = built("augment=cutout", "augment.fill=[9]").splits.feed.augment.parts[-1]  # type: ignore[attr-defined]
+    mine = built(*small, "augment.fill=[9]").splits.feed.augment.parts[-1]  # type: ignore[attr-defined]
     assert mine.fill == (9,)
 
 
