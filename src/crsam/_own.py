@@ -6,7 +6,7 @@ import ast
 import hashlib
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -15,12 +15,25 @@ from types import ModuleType
 
 from crsam.errors import UserError
 
-_hashes: dict[str, str] = {}
+_files: dict[str, str] = {}
 
 
 def imported() -> dict[str, str]:
-    """The files that were run, and those beside them that they imported, with their hashes."""
-    return dict(_hashes)
+    """By their hashes, the files that were run, and those beside them that they imported."""
+    return dict(_files)
+
+
+def changed(then: Mapping[str, str]) -> list[str]:
+    """Of the files that were imported then, those that are others now."""
+    there, here = _by_name(then), _by_name(_files)
+    return [name for name in there if name in here and not there[name] & here[name]]
+
+
+def _by_name(files: Mapping[str, str]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for content, name in files.items():
+        found.setdefault(name, set()).add(content)
+    return found
 
 
 def import_module(name: str) -> None:
@@ -62,13 +75,14 @@ def import_file(path: Path) -> None:
 
 
 def _note(path: Path, new: set[str]) -> None:
-    """Of what came in with a file, packages that are installed below its folder are no part."""
-    own = (sys.modules[name] for name in new if name.partition(".")[0] != "crsam")
+    """Of what came in with a file, what is installed below its folder is no part."""
+    others = {"crsam", *sys.stdlib_module_names}
+    own = (sys.modules[name] for name in new if name.partition(".")[0] not in others)
     files = {Path(file) for module in own if (file := getattr(module, "__file__", None))}
     for file in {path, *(each for each in files if path.parent in each.parents)}:
         named = file.relative_to(path.parent)
-        if not {"site-packages", "dist-packages"} & {*named.parts}:
-            _hashes[named.as_posix()] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+        if file.is_file() and not {"site-packages", "dist-packages"} & {*named.parts}:
+            _files[hashlib.sha256(file.read_bytes()).hexdigest()[:16]] = named.as_posix()
 
 
 class _Beside(MetaPathFinder):
@@ -105,7 +119,9 @@ def _check_neighbours(path: Path) -> None:
             names = [node.module]
         for name in {each.partition(".")[0] for each in names} & sys.modules.keys():
             spec, loaded = beside.find_spec(name), getattr(sys.modules[name], "__file__", None)
-            if spec is not None and spec.origin != str(path) and loaded not in (None, spec.origin):
+            if spec is None or spec.origin is None or loaded is None:
+                continue
+            if Path(spec.origin).resolve() not in (path, Path(loaded).resolve()):
                 raise UserError(
                     f"there is a {name} beside it, but {loaded} has been imported by that name: "
                     "call one of them something else"

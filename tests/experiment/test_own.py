@@ -145,7 +145,7 @@ def test_names_are_found_in_any_spelling_and_only_once() -> None:
     assert crsam.register(Plain) is Plain
     assert crsam.methods()[-1] == "plain"
     options = load_recipe("digits", ["method=PLAIN"]).all_method_options
-    assert options == {"rho": 0.1, "scope": "batch", "warmup": 0}
+    assert options == {"rho": 0.1}  # not what goes through **common
     again = type("Plain", (Plain,), {"__module__": Plain.__module__})
     crsam.register(again)  # as a reload of the file does
     base = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
@@ -160,14 +160,14 @@ def test_names_are_found_in_any_spelling_and_only_once() -> None:
         )
 
 
-def test_defaults_of_the_method_that_ones_own_is_derived_from_are_its_defaults() -> None:
+def test_of_what_goes_through_common_no_default_is_claimed() -> None:
     class Calm(crsam.CRSAM):
         def __init__(self, base: Any, rho: float = 0.3, **common: Any) -> None:
             super().__init__(base, rho, trust=0.01, **common)
 
     crsam.register(Calm)
     recipe = load_recipe("digits", ["method=calm"])
-    assert recipe.all_method_options == {"rho": 0.3, "warmup": 200, "scope": "batch"}
+    assert recipe.all_method_options == {"rho": 0.3}
     base = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
     assert crsam.make("calm", base).warmup == 200
 
@@ -252,10 +252,22 @@ def test_what_is_imported_is_what_lies_beside_the_file_and_not_in_the_current_fo
     assert done.returncode == 0, done.stderr
     kept = json.loads((tmp_path / "run/environment.json").read_text())
     assert kept["options"]["rho"] == 0.1
-    assert sorted(kept["imports"]) == ["One.py", "radii.py"]
+    assert sorted(kept["imports"].values()) == ["One.py", "radii.py"]
     done = of_a_process(tmp_path, *words, *train)
     assert done.returncode == 2
     assert re.search(r"Two\.py: there is a radii beside it, but .*a/radii\.py has", done.stderr)
+
+
+def test_two_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    files = [made_of(tmp_path / k / "mine.py", method(f"Sam{k}")) for k in ("a", "b")]
+    words = ["train", "digits", *TINY, "method=sama", "--out", str(tmp_path / "run")]
+    both = [word for file in files for word in ("--import", str(file))]
+    for imports in (both, both[2:] + both[:2], both[:2]):
+        done = of_a_process(tmp_path, *imports, *words)
+        assert done.returncode == 0, done.stderr
+        assert "has changed" not in done.stderr
+    kept = json.loads((tmp_path / "run/environment.json").read_text())
+    assert [*kept["imports"].values()] == ["mine.py", "mine.py"]
 
 
 def test_the_same_file_twice_is_once(tmp_path: Path) -> None:
@@ -336,7 +348,7 @@ class Odd(crsam.SharpnessAware):
         assert ended.exit_code == 0, ended.output
         assert said in ended.output
     options = json.loads((out / "environment.json").read_text())["options"]
-    assert options == {"ks": [1, 2], "key": "len", "scope": "batch", "warmup": 0}
+    assert options == {"ks": [1, 2], "key": "len"}
 
 
 def test_a_sweep_says_what_to_type_next_with_what_it_was_told_to_import(tmp_path: Path) -> None:

@@ -90,7 +90,9 @@ def check_order(words: list[str]) -> None:
     """Raises UserError for an ``--import`` behind the command, which is not one of its options."""
     commands = {each.name or each.callback.__name__ for each in app.registered_commands
                 if each.callback is not None}  # fmt: skip
-    first = next((i for i, word in enumerate(words) if word in commands), len(words))
+    files = [i + 1 for i, word in enumerate(words) if word == "--import"]
+    places = (i for i, word in enumerate(words) if word in commands and i not in files)
+    first = next(places, len(words))
     if any(word.partition("=")[0] == "--import" for word in words[first:]):
         raise UserError(f"--import goes before the command: crsam --import FILE {words[first]} …")
 

@@ -76,9 +76,10 @@ def train(
     if dry_run:
         print(to_toml(asked), end="")
         return
-    _tell_idle(overrides, [asked.method])
     place = out or default_folder(recipe) / asked.method / f"seed{asked.seed}"
     with world_of(device, threads) as world:
+        if world.is_main:
+            _tell_idle(overrides, [asked.method])
         done = not fresh and RunFolder(place).result() is not None
         result = run(asked, place, world, fresh=fresh)
         if world.is_main:
@@ -114,9 +115,10 @@ def compare(
     if dry_run:
         print(to_toml(asked), end="")
         return
-    _tell_idle(overrides, names, "method")
     place = out or default_folder(recipe)
     with world_of(device, threads) as world:
+        if world.is_main:
+            _tell_idle(overrides, names, "method")
         rows = compare_methods(asked, names, seeds, place, world, fresh=fresh)
         if world.is_main:
             tables.show(rows, f"{recipe}, {seeds} seed{'s' * (seeds > 1)}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 import crsam
 from crsam.data.batches import Batches, derive
@@ -87,6 +88,22 @@ def build(
         ),
         started=started,
     )
+
+
+def check_alone(recipe: Recipe, begun_from: str | None) -> None:
+    """Raises UserError for what is wrong with a recipe by itself, as far as no data tells.
+
+    Args:
+        recipe: What would be built.
+        begun_from: The file of weights that is not needed any more.
+    """
+    if recipe.method != recipe.optimizer.name:
+        with naming(f"methods.{recipe.method}"):
+            crsam.make(recipe.method, SGD([nn.Parameter(torch.zeros(1))]), **recipe.method_options)
+    if recipe.data.name == "folder" and not Path(recipe.data.root).is_dir():
+        raise UserError(f"there is no folder {recipe.data.root}")
+    if recipe.init not in (None, begun_from):
+        read_init(recipe.init)
 
 
 def build_step(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from crsam import _files
-from crsam._own import imported
+from crsam._own import changed
 from crsam.errors import UserError
 from crsam.experiment.init import fingerprint
 from crsam.experiment.literal import literal
@@ -67,8 +67,10 @@ class RunFolder:
         if not self.path.is_dir():
             raise UserError(f"there is no folder {self.path}")
         if not self.recipe_file.is_file():
-            below = sorted(self.path.glob("**/recipe.toml"))
-            such = f"; there are {len(below)} below it, such as {below[0].parent}" if below else ""
+            depths = ("*", "*/*", "*/*/*")
+            below = [file for depth in depths for file in self.path.glob(f"{depth}/recipe.toml")]
+            such = f"; there are {len(below)} below it, such as " if below else ""
+            such += str(min(below).parent) if below else ""
             raise UserError(f"{self.path} is not the folder of a run: it has no recipe.toml{such}")
         return load_recipe(self.recipe_file)
 
@@ -139,13 +141,11 @@ class RunFolder:
 
     def _compare_imports(self) -> None:
         """Says where methods or models of one's own have changed, for better or worse."""
-        here = imported()
-        for name, then in self.environment().get("imports", {}).items():
-            if here.get(name, then) != then:
-                _say_once(
-                    f"{self.path}: {name} has changed since the run there began, which is of the "
-                    "file as it was; --fresh starts it over"
-                )
+        for name in changed(self.environment().get("imports", {})):
+            _say_once(
+                f"{self.path}: {name} has changed since the run there began, which is of the file "
+                "as it was; --fresh starts it over"
+            )
 
     def _check_init(self, recipe: Recipe) -> None:
         """Refuses a file that was changed since; one that is gone is not needed any more."""

@@ -226,7 +226,7 @@ def measure_run(
     kept = earlier["metrics"] if alike else {}
     if earlier and not alike:
         gone = ", ".join(earlier["metrics"])
-        say(f"measures-{split}.json: {gone} were taken in another way, and are replaced")
+        say(f"measures-{split}.json: {gone} were taken in another way, and are dropped")
     figures = {**kept, **{n: vars(f) for n, f in found.items()}}
     content = {**environment(world.device), **taken, "metrics": figures}
     place.write_json(f"measures-{split}.json", content)

@@ -104,7 +104,8 @@ class Recipe:
         if self.method == self.optimizer.name:
             return {}
         known = {**defaults(self.method), **self.method_options}
-        return {name: _plain(known[name]) for name in accepted("methods", self.method)}
+        names = accepted("methods", self.method)
+        return {name: _plain(known[name]) for name in names if name in known}
 
     def with_method(self, name: str) -> Recipe:
         """The same recipe with another method."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from crsam._own import imported
 from crsam.errors import UserError
-from crsam.experiment.build import autocast_of, build
+from crsam.experiment.build import autocast_of, build, check_alone
 from crsam.experiment.environment import environment
 from crsam.experiment.folder import RunFolder
 from crsam.experiment.journal import Journal, Result, Watch
@@ -68,7 +68,7 @@ def run(
             try:
                 place.check(recipe, fresh)
             except UserError:
-                build(recipe, World())  # what is wrong with the recipe itself is told first
+                check_alone(recipe, begun_from=place.recipe().init)
                 raise
         world.wait()
         done = None if fresh else place.result()

@@ -89,8 +89,8 @@ def fitted(key: str, value: Any, wanted: Any) -> Any:
         RecipeError: If it does not fit, or is not finite.
 
     Example:
-        >>> fitted("train.clip_norm", 1, float | None)
-        1.0
+        >>> fitted("train.clip_norm", 1, float | None), fitted("model.widths", [8, 16], list)
+        (1.0, (8, 16))
         >>> fitted("train.epochs", "ten", int)
         Traceback (most recent call last):
         crsam.experiment.values.RecipeError: train.epochs must be a whole number, got 'ten'
@@ -116,7 +116,7 @@ def _fit(value: Any, wanted: Any) -> Any:
         return value
     if wanted is str:
         return _text(value)
-    kind, parts = get_origin(wanted), get_args(wanted)
+    kind, parts = _parts(wanted)
     if kind in (Union, UnionType):
         # None first: where it is allowed, "none" is no text.
         for part in sorted(parts, key=lambda part: part is not NoneType):
@@ -129,6 +129,12 @@ def _fit(value: Any, wanted: Any) -> Any:
         if len(each) == len(value):
             return tuple(_fit(v, part) for v, part in zip(value, each))
     raise _Misfit
+
+
+def _parts(wanted: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What a type is, and of what; a list that does not say it is of anything."""
+    kind, parts = get_origin(wanted) or wanted, get_args(wanted)
+    return kind, parts or ((Any, ...) if kind in _LISTS else ())
 
 
 def _any(value: Any) -> Any:
@@ -181,7 +187,7 @@ def described(wanted: Any) -> str:
         >>> described(tuple[int, ...])
         'a list of whole numbers'
     """
-    kind, parts = get_origin(wanted), get_args(wanted)
+    kind, parts = _parts(wanted)
     if kind in (Union, UnionType):
         return " or ".join(described(part) for part in parts if _is_known(part))
     if kind is Literal:

@@ -143,9 +143,10 @@ def check_kept(kept: Iterable[str], numbers: Iterable[str], parts: tuple[Part, .
 def check_complete(groups: Iterable[Mapping[str, Any]]) -> None:
     if any(COUNTER not in group for group in groups):
         raise RuntimeError(
-            "there is a parameter group without this method's hyper-parameters: groups are added "
-            "with opt.add_param_group(…), and checkpoints loaded with opt.load_state_dict(…), "
-            "which takes the plain base optimizer's too; opt.base knows nothing of the method"
+            "there is a parameter group without this method's hyper-parameters, which the base "
+            "got by itself: wrap it anew. To a wrapped one groups are added with "
+            "opt.add_param_group(…), and checkpoints loaded with opt.load_state_dict(…), which "
+            "takes the plain base optimizer's too"
         )
 
 

@@ -1,44 +1,50 @@
 """A ``base.step()`` left over in a loop whose step we take: refused, where it is certain.
 
-That is where the gradient is the one that we have followed. Since then it may have been written to
-once, as clipping does; to zero it and to add another one is to write to it twice.
+That is where the base is to follow the very gradient that it has followed with us, into which
+nothing has been written since. (Clipping writes, so behind it this is not noticed.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.weak import TensorWeakRef
 
-MARK = "_crsam_followed"
-"""On a gradient that a step of ours has followed: its version then."""
-
-
-def refuse_leftover_steps(base: Optimizer) -> None:
-    """From now on the base takes no step along a gradient that `mark_followed` has seen."""
-    if _refuse not in base._optimizer_step_pre_hooks.values():
-        base.register_step_pre_hook(_refuse)
+FOLLOWED = "_crsam_followed"
+"""On a base: the first gradient of our last step, and its version then."""
 
 
-def mark_followed(base: Optimizer) -> None:
-    """The gradient that the base has just followed."""
+def about_to_step(base: Optimizer) -> None:
+    """What follows is a step of ours."""
+    setattr(base, FOLLOWED, None)
+
+
+def have_stepped(base: Optimizer) -> None:
+    """From now on the base takes no other step along the gradient that is there."""
+    hooks: Mapping[int, Any] | None = getattr(base, "_optimizer_step_pre_hooks", None)
     grad = _first_gradient(base)
-    if grad is not None:
-        setattr(grad, MARK, grad._version)
-
-
-def _refuse(base: Optimizer, *_: Any) -> None:
-    if torch.compiler.is_compiling():
+    if grad is None or hooks is None:  # not every base is one of torch's in all
         return
-    grad = _first_gradient(base)
-    followed = getattr(grad, MARK, None)
-    if grad is not None and followed is not None and grad._version <= followed + 1:
+    if _refuse not in hooks.values():  # copies and pickles of a base have no hooks
+        base.register_step_pre_hook(_refuse)
+    setattr(base, FOLLOWED, (TensorWeakRef(grad), grad._version))
+
+
+def _refuse(base: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    followed = getattr(base, FOLLOWED, None)
+    if torch.compiler.is_compiling() or followed is None:
+        return
+    if any(each is not None and each is not base for each in (*args, *kwargs.values())):
+        return  # a closure, which makes a gradient of its own
+    (reference, version), grad = followed, _first_gradient(base)
+    if grad is not None and reference() is grad and grad._version == version:
         raise RuntimeError(
             f"this {type(base).__name__} has been stepped by opt.step(closure) already, along the "
-            "gradient that is there: leave out its own step() (clipping is max_norm=… of the "
-            "method)"
+            "very gradient that is there: leave out its own step()"
         )
 
 

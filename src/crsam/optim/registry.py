@@ -116,7 +116,9 @@ def options(name: str) -> dict[str, Any]:
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """What those arguments are if they are not given.
+    """What those arguments are if they are not given, as far as signatures tell.
+
+    What goes through a ``**common`` of one's own may have any default.
 
     Example:
         >>> defaults("sam")["rho"], defaults("crsam")["warmup"]
@@ -129,4 +131,5 @@ def defaults(name: str) -> dict[str, Any]:
         for maker in makers
         for argument, parameter in inspect.signature(maker).parameters.items()
     }
-    return {argument: given[argument] for argument in options(name)}
+    return {argument: given[argument] for argument in arguments(own) if argument in given
+            and argument != "base"}  # fmt: skip

@@ -25,7 +25,7 @@ from crsam.optim.checks import (
     usable,
 )
 from crsam.optim.closure import Divisible
-from crsam.optim.leftover import mark_followed
+from crsam.optim.leftover import about_to_step, have_stepped
 from crsam.optim.objective import Objective, WorstCase
 from crsam.optim.parallel import Parallel, Scope
 from crsam.optim.probe import Closure
@@ -171,8 +171,9 @@ class SharpnessAware(Wrapper):
             step, loss = self._evaluate(closure, scaler)
             if step.is_skipped:
                 return step, loss
+            about_to_step(self.base)
             self.base.step()
-            mark_followed(self.base)
+            have_stepped(self.base)
         if step.direct is not None:
             for p, group, move in zip(step.params, step.groups, step.direct, strict=True):
                 p.sub_(move * group["lr"])

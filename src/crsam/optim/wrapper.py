@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from crsam.optim.ascent import Ascent
 from crsam.optim.checkpoint import COUNTER, LR_MAX, PREFIX, completed, forget, merged, parted
 from crsam.optim.checks import check_groups, check_method, check_parts, check_state
-from crsam.optim.leftover import refuse_leftover_steps
 from crsam.optim.objective import Objective
 from crsam.optim.part import Part
 from crsam.optim.radius import FollowLearningRate
@@ -54,7 +53,6 @@ class Wrapper(Optimizer):
         self._hyper = {self._keys[n]: getattr(part, n) for part in self.parts for n in part.hyper}
         self._numbers = {PREFIX + n: 0.0 for part in self.parts for n in part.numbers}
         forget(base)
-        refuse_leftover_steps(base)
         for params in base.param_groups:
             self._check_group(params)
         state = base.state  # torch's constructor starts afresh; a base may have state already
