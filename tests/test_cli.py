@@ -225,6 +225,13 @@ def test_what_is_wrong_with_a_recipe_is_told_before_whose_folder_it_is(tmp_path:
         train("methods.crsam.rho=0.5")
 
 
+def test_a_run_cannot_begin_from_its_own_checkpoint_and_leaves_nothing(tmp_path: Path) -> None:
+    words = ["train", "digits", f"init={tmp_path / 'run'}", "--out", str(tmp_path / "run")]
+    with pytest.raises(UserError, match="cannot begin from the checkpoint that it is to write"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_folder_of_runs_that_is_taken_for_one_is_told_where_they_are(tmp_path: Path) -> None:
     made = ["train", "digits", "train.epochs=1", "model.width=8"]
     for k in range(2):

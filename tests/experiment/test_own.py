@@ -351,6 +351,19 @@ class Odd(crsam.SharpnessAware):
     assert options == {"ks": [1, 2], "key": "len"}
 
 
+@pytest.mark.parametrize(("then", "now"), [([7], []), ([], [7]), ([7], [9])])
+def test_what_goes_through_common_is_part_of_the_recipe(
+    then: list[int], now: list[int], tmp_path: Path
+) -> None:
+    file = made_of(tmp_path / "mine.py", method("MySAM"))
+    words = ["train", "digits", *TINY, "method=mysam", "--out", str(tmp_path / "run")]
+    for _ in range(2):
+        ended = crsam_with(file, *words, *(f"methods.mysam.warmup={steps}" for steps in then))
+        assert ended.exit_code == 0, ended.output
+    with pytest.raises(UserError, match=r"another recipe \(methods\.mysam\.warmup: "):
+        crsam_with(file, *words, *(f"methods.mysam.warmup={steps}" for steps in now))
+
+
 def test_a_sweep_says_what_to_type_next_with_what_it_was_told_to_import(tmp_path: Path) -> None:
     file = made_of(tmp_path / "mine.py", method("MySAM"))
     recipe = tmp_path / "swept.toml"

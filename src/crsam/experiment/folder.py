@@ -121,7 +121,8 @@ class RunFolder:
         if options is not None:  # said or by default, then or now: what counts is what they are
             table = f"methods.{recipe.method}."
             here = json.loads(json.dumps(finite(recipe.all_method_options)))
-            other = [line for line in other if not line.startswith(table)] + [
+            both = {f"{table}{name}" for name in options.keys() & here.keys()}
+            other = [line for line in other if line.partition(":")[0] not in both] + [
                 f"{table}{name}: {literal(value)} there, {literal(here[name])} here"
                 for name, value in options.items()
                 if name in here and here[name] != value

@@ -68,7 +68,9 @@ def run(
             try:
                 place.check(recipe, fresh)
             except UserError:
-                check_alone(recipe, begun_from=place.recipe().init)
+                place.leave_nothing()
+                if place.begun:
+                    check_alone(recipe, begun_from=place.recipe().init)
                 raise
         world.wait()
         done = None if fresh else place.result()
