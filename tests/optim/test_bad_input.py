@@ -543,6 +543,18 @@ def test_a_schedule_may_follow_what_it_has_kept_again(model: nn.Module) -> None:
         opt.step(lambda: backward(loss_of(model)))
 
 
+class KeepsAll(SGD):
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__
+
+
+def test_nothing_is_left_on_a_base_that_pickles_all_it_has(model: nn.Module) -> None:
+    base = KeepsAll(model.parameters(), lr=0.1)
+    before = set(vars(base))
+    crsam.SAM(base).step(lambda: backward(loss_of(model)))
+    assert set(vars(base)) == before
+
+
 def test_a_base_that_has_no_hooks_is_stepped_all_the_same(model: nn.Module) -> None:
     class Proxy(SGD):
         def __init__(self, inner: SGD) -> None:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.weak import TensorWeakRef
 
-FOLLOWED = "_crsam_followed"
-"""On a base: the first gradient of our last step, and its version then."""
+_followed: WeakKeyDictionary[Optimizer, tuple[TensorWeakRef, int]] = WeakKeyDictionary()
+"""The first gradient of our last step of each base, and its version then."""
 
 
 def about_to_step(base: Optimizer) -> None:
     """What follows is a step of ours."""
-    setattr(base, FOLLOWED, None)
+    _followed.pop(base, None)
 
 
 def have_stepped(base: Optimizer) -> None:
@@ -31,11 +32,11 @@ def have_stepped(base: Optimizer) -> None:
         return
     if _refuse not in hooks.values():  # copies and pickles of a base have no hooks
         base.register_step_pre_hook(_refuse)
-    setattr(base, FOLLOWED, (TensorWeakRef(grad), grad._version))
+    _followed[base] = TensorWeakRef(grad), grad._version
 
 
 def _refuse(base: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    followed = getattr(base, FOLLOWED, None)
+    followed = _followed.get(base)
     if torch.compiler.is_compiling() or followed is None:
         return
     if any(each is not None and each is not base for each in (*args, *kwargs.values())):
