@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# A study on a GPU that is lent by the minute, by a machine that forgets: as many runs as fit, and
-# of them what is small enough to take home. The same command goes on, there, or on the next
-# machine from the runs that were taken home (not in the middle of one: checkpoints stay behind).
+# Runs a study on a GPU machine that is lent for minutes and keeps nothing afterwards.
+# The script makes as many runs as fit into the time. It packs their folders without checkpoints.
+# The same command continues the study, on this machine or on the next one from the packed folders.
+# A run that was not finished starts again on the next machine, because checkpoints are not packed.
 #
 #   bash benchmarks/lent_gpu.sh SECONDS STUDY [key=value …]
 #
-# DATA  where the data is, or is to be ($TMPDIR/data); CIFAR-10 is unpacked into it from $DATA/parts
-#       by $UNPACK, a command that is given $DATA and --from $DATA/parts, if both are there
-# TAKEN a folder of earlier STUDY.tgz to go on from (results/runs)
-# OUT   where STUDY.json, the summary, and STUDY.tgz, the run folders, go ($TMPDIR/out); the latter
-#       every minute too, for those who let it run on (setsid … &) and come back for what is there
+# DATA    where the data is ($TMPDIR/data). If $DATA/parts exists and $DATA has no CIFAR folder yet,
+#         the script runs "$UNPACK $DATA --from $DATA/parts" first
+# TAKEN   a folder with earlier STUDY.tgz files to continue from (results/runs)
+# OUT     the folder for STUDY.json, the summary, and STUDY.tgz, the run folders ($TMPDIR/out).
+#         STUDY.tgz is written every minute, so that a caller may fetch it while the study runs
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=$1 study=$2
@@ -21,7 +22,7 @@ runs=$tmp/runs/$name
 export PYTHONPATH=src PYTHONUNBUFFERED=1
 mkdir -p "$data" "$runs" "$out"
 
-if [ -n "${UNPACK:-}" ] && [ -d "$data/parts" ] && [ ! -d "$data/cifar-10-batches-py" ]; then
+if [ -n "${UNPACK:-}" ] && [ -d "$data/parts" ] && ! compgen -G "$data/cifar-10*" > /dev/null; then
   $UNPACK "$data" --from "$data/parts"
 fi
 if [ -f "$taken/$name.tgz" ] && [ -z "$(ls "$runs")" ]; then
