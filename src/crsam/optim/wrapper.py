@@ -17,6 +17,7 @@ from crsam.optim.objective import Objective
 from crsam.optim.part import Part
 from crsam.optim.radius import FollowLearningRate
 from crsam.optim.schedule import Schedule
+from crsam.optim.step import kept_as
 
 KINDS = ("ascent", "objective", "schedule")
 
@@ -185,7 +186,7 @@ class Wrapper(Optimizer):
         theirs, ours = parted(state_dict, names)
         self.base.load_state_dict(theirs)
         self._memory = {
-            p: {name: value.detach().clone().to(p.device) for name, value in entry.items()}
+            p: {name: kept_as(p, value.detach().clone()) for name, value in entry.items()}
             for p, entry in zip(self._all_params(), ours, strict=True)
             if entry
         }
