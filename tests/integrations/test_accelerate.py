@@ -75,6 +75,27 @@ def test_accumulation_and_clipping_act_as_in_the_plain_loop(method: str) -> None
     assert len(losses) == 6
 
 
+def test_the_prepared_optimizer_switches_a_schedule_free_base() -> None:
+    schedulefree = pytest.importorskip("schedulefree")
+    net = tasks.net()
+    accelerator = accelerate.Accelerator(cpu=True)
+    base = schedulefree.SGDScheduleFree(net.parameters(), lr=0.1)
+    model, opt, loader = accelerator.prepare(net, crsam.SAM(base, model=net), tasks.loader())
+    step = SharpnessAwareStep(accelerator, model, opt, loss_fn)
+    opt.train()
+    for batch in loader:
+        with accelerator.accumulate(model):
+            step(batch)
+    weights = [p.clone() for p in net.parameters()]
+    opt.eval()
+    assert not base.param_groups[0]["train_mode"]
+    for p, y in zip(net.parameters(), weights, strict=True):  # its authors' formula, β = 0.9
+        x = y.lerp(base.state[p]["z"], 1 - 1 / 0.9)
+        torch.testing.assert_close(p.detach(), x.detach())
+        if p.ndim == 2:  # a bias before batch norm hardly moves
+            assert not torch.equal(p, y)
+
+
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path) -> None:
     run = Run("crsam", accumulate=2)
     run.epoch(0)

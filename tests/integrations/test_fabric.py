@@ -59,3 +59,15 @@ def test_fp16_takes_closures() -> None:
     for a, b in zip(net.parameters(), plain.parameters()):
         torch.testing.assert_close(a, b, atol=1e-2, rtol=1e-2)
     assert scaler.get_scale() == 256.0
+
+
+def test_a_schedule_free_base_is_switched_through_fabric() -> None:
+    schedulefree = pytest.importorskip("schedulefree")
+    fabric = L.Fabric(accelerator="cpu")
+    net = tasks.net()
+    base = schedulefree.SGDScheduleFree(net.parameters(), lr=0.1)
+    _, opt = fabric.setup(net, crsam.SAM(base, model=net))
+    opt.train()
+    assert base.param_groups[0]["train_mode"]
+    opt.eval()
+    assert not base.param_groups[0]["train_mode"]

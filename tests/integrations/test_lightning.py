@@ -242,6 +242,99 @@ def test_manual_optimisation_takes_a_closure_over_samples(method: str) -> None:
     tasks.assert_same(module.net, model)
 
 
+class ByHand(Digits):
+    """Manual optimization with a plain closure."""
+
+    def __init__(self, method: str = "crsam", closure: bool = True) -> None:
+        super().__init__(method)
+        self.automatic_optimization, self.closure = False, closure
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        x, y = batch
+        opt = self.optimizers()
+
+        def closure() -> Tensor:
+            opt.zero_grad()
+            loss = F.cross_entropy(self.net(x), y)
+            self.manual_backward(loss)
+            return loss
+
+        if self.closure:
+            self.outputs.append(opt.step(closure=closure))
+        else:
+            closure()
+            opt.step()
+
+    def on_train_batch_end(self, *args: Any) -> None: ...
+
+
+def test_manual_optimisation_takes_a_plain_closure() -> None:
+    module = ByHand()
+    fit(module)
+    plain, losses = tasks.train_plainly()
+    tasks.assert_same(module.net, plain)
+    assert [loss.item() for loss in module.outputs] == [loss.item() for loss in losses]
+    assert len(module.before_step) == 6
+
+
+@takes_scalers
+def test_manual_optimisation_in_fp16() -> None:
+    module = ByHand("sam")
+    scaler, made = fit_in_fp16(module)
+    assert scaler.get_scale() == 256.0
+    assert made.optimizers[0].param_groups[0]["crsam_step"] == 6
+    for a, b in zip(module.net.parameters(), tasks.train_plainly("sam")[0].parameters()):
+        torch.testing.assert_close(a, b, atol=4e-3, rtol=0)
+
+
+def test_manual_optimisation_without_a_closure_is_told_what_to_call() -> None:
+    with pytest.raises(ValueError, match=r"self\.optimizers\(\)\.step\(closure=closure\)"):
+        fit(ByHand(closure=False))
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_parameters_that_were_replaced_are_told_of(by_hand: bool) -> None:
+    module = ByHand() if by_hand else Digits()
+
+    module.on_train_start = lambda: module.load_state_dict(module.state_dict(), assign=True)
+    with pytest.raises(RuntimeError, match=r"no gradient.*assign=True.* build the optimizer after"):
+        fit(module)
+
+
+def test_a_schedule_free_base_is_switched_through_lightning() -> None:
+    schedulefree = pytest.importorskip("schedulefree")
+
+    class ScheduleFree(Digits):
+        def configure_optimizers(self) -> Any:
+            base = schedulefree.SGDScheduleFree(self.net.parameters(), lr=0.1)
+            return crsam.SAM(base)
+
+        def on_train_epoch_start(self) -> None:
+            self.optimizers().train()
+
+        def on_train_epoch_end(self) -> None:
+            self.optimizers().eval()
+
+    module = ScheduleFree()
+    fit(module)
+    plain = tasks.net()
+    base = schedulefree.SGDScheduleFree(plain.parameters(), lr=0.1)
+    opt = crsam.SAM(base, model=plain)
+    base.train()
+    for i, (x, y) in enumerate(tasks.loader()):
+        tasks.seed_batch(0, i)
+
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+            loss = F.cross_entropy(plain(x), y)
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+    tasks.assert_differ(module.net, plain)
+    base.eval()
+    tasks.assert_same(module.net, plain)
+
+
 def test_a_trainer_is_left_as_it_was_found() -> None:
     made = fit(Digits())
     loop = made.fit_loop.epoch_loop.automatic_optimization

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,93 @@ def test_the_optimizer_of_the_arguments_is_the_base(tmp_path: Path) -> None:
     assert type(opt) is crsam.WSAM
     assert type(opt.base) is torch.optim.AdamW
     assert {group["weight_decay"] for group in opt.param_groups} == {0.0, 0.1}
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_schedule_free_base_is_evaluated_at_its_own_weights(
+    accumulate: int, tmp_path: Path
+) -> None:
+    schedulefree = pytest.importorskip("schedulefree")
+    model, plain = Classifier(), tasks.net()
+    made = crsam.SAM(schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05), model=model)
+    args = arguments(tmp_path, gradient_accumulation_steps=accumulate, eval_steps=3)
+    args.eval_strategy = transformers.trainer_utils.IntervalStrategy("steps")
+    trainer = SharpnessAwareTrainer(
+        model, args, train_dataset=dataset(), eval_dataset=dataset(), optimizers=(made, None)
+    )
+    trainer.train()
+    seen = [*logged(trainer, "eval_loss"), trainer.evaluate()["eval_loss"]]
+
+    base = schedulefree.AdamWScheduleFree(plain.parameters(), lr=0.05)
+    opt = crsam.SAM(base, model=plain)
+    expected = []
+    batches = list(enumerate(tasks.loader()))
+    for number, start in enumerate(range(0, 6, accumulate), start=1):
+        window = batches[start : start + accumulate]
+
+        def closure(window: list[Any] = window) -> Tensor:
+            parts = []
+            for index, (x, y) in window:
+                tasks.seed_batch(0, index)
+                loss = F.cross_entropy(plain(x), y) / accumulate
+                loss.backward()
+                parts.append(loss.detach())
+            return torch.stack(parts).sum()
+
+        base.train()
+        opt.step(closure)
+        if number % 3 == 0:
+            in_training = copy.deepcopy(plain)
+            expected.append(eval_loss(plain, base))
+            tasks.assert_differ(plain, in_training)
+    expected.append(eval_loss(plain, base))
+    tasks.assert_same(plain, model.net)
+    assert seen == pytest.approx(expected, rel=1e-6)
+
+
+def eval_loss(model: nn.Module, base: Any) -> float:
+    base.eval()
+    model.eval()
+    with torch.no_grad():
+        loss = F.cross_entropy(model(tasks.data()[0]), tasks.data()[1])
+    model.train()
+    return loss.item()
+
+
+@pytest.mark.parametrize(
+    "optim", ["schedule_free_adamw", "schedule_free_sgd", "schedule_free_radam"]
+)
+def test_the_schedule_free_optimizers_of_the_arguments(optim: str, tmp_path: Path) -> None:
+    schedulefree = pytest.importorskip("schedulefree")
+    args = arguments(tmp_path, optim=optim, learning_rate=0.01)
+    data = dataset()
+    trainer = SharpnessAwareTrainer(Classifier(), args, train_dataset=data, eval_dataset=data)
+    trainer.train()
+    opt = trainer.optimizer.optimizer
+    assert type(opt.base).__module__.startswith(schedulefree.__name__)
+    assert [group["train_mode"] for group in opt.param_groups] == [True, True]
+    trainer.evaluate()
+    assert [group["train_mode"] for group in opt.param_groups] == [False, False]
+
+
+def test_the_logged_norm_is_no_base_s_that_overwrites_gradients(tmp_path: Path) -> None:
+    class Overwriting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            super().step()
+            for p in self.param_groups[0]["params"]:
+                p.grad.fill_(1e9)
+
+    norms = []
+    for kind in (torch.optim.SGD, Overwriting):
+        model = Classifier()
+        opt = crsam.SAM(kind(model.parameters(), lr=0.1))
+        args = arguments(tmp_path, max_grad_norm=0.5)
+        trainer = SharpnessAwareTrainer(
+            model, args, train_dataset=dataset(), optimizers=(opt, None)
+        )
+        trainer.train()
+        norms.append(logged(trainer, "grad_norm"))
+    assert norms[0] == norms[1]
 
 
 def test_another_trainer_of_theirs(tmp_path: Path) -> None:

@@ -87,6 +87,12 @@ def _take_step(
     """
     if not isinstance(optimizer, SharpnessAware):
         return plain(optimizer, model=model, closure=closure, **kwargs)
+    if getattr(closure, "__name__", "") == "do_nothing_closure":  # Lightning's, in place of None
+        raise UserError(
+            f"{type(optimizer).__name__} takes several passes a step, so step() needs a closure in "
+            "manual optimization too: call self.optimizers().step(closure=closure), where closure "
+            "computes the loss, calls self.manual_backward(loss) and returns the loss"
+        )
     try:
         scaler = getattr(plugin, "scaler", None)
         return take_step(

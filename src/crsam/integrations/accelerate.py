@@ -21,9 +21,9 @@ class PreparedOptimizer(AcceleratedOptimizer):
 
     _took = False
 
-    def take(self, closure: Any) -> Tensor:
-        """A step of our optimizer; Accelerate learns whether fp16 skipped it."""
-        loss, moved = take_step(self.optimizer, closure, self.scaler)
+    def take(self, closure: Any, before_base: Callable[[], object] = lambda: None) -> Tensor:
+        """Takes a step of our optimizer; Accelerate learns whether fp16 skipped it."""
+        loss, moved = take_step(self.optimizer, closure, self.scaler, before_base)
         self._is_overflow, self._took = not moved, True
         return loss
 

@@ -65,6 +65,7 @@ class SharpnessAwareTrainer(Trainer):
     ) -> None:
         self.method, self.method_options = method, dict(method_options or {})
         self._window: Window | None = None
+        self._grad_norm = torch.tensor(torch.nan)
         for name in self.method_options:
             if name not in options(method):
                 raise unknown(f"option of {method}", name, options(method))
@@ -114,18 +115,22 @@ class SharpnessAwareTrainer(Trainer):
             self._window.add(run)
         else:
             closure, self._window = self._window.closure(run), None
-            self.optimizer.take(closure)
+            self._grad_norm = torch.tensor(torch.nan)  # stays so if the step is skipped
+
+            def look() -> None:  # now, because a base may overwrite the gradients
+                self._grad_norm = tn.norm(
+                    [p.grad for p in model.parameters() if p.grad is not None]
+                )
+
+            self.optimizer.take(closure, look)
         return seen[0]
 
     def _clip_grad_norm(self, model: nn.Module) -> None:
         """Nothing: the gradient was clipped in the step."""
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Tensor:
-        """Of the gradient that was followed, before it was clipped."""
-        grads = [p.grad for p in model.parameters() if p.grad is not None]
-        if not grads:  # the step was skipped
-            return torch.tensor(torch.nan)
-        return tn.norm(grads) / self.optimizer.optimizer.report.get("clip_scale", 1.0)
+        """Returns the norm of the gradient that was followed, before it was clipped."""
+        return self._grad_norm / self.optimizer.optimizer.report.get("clip_scale", 1.0)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if "loss" in logs:

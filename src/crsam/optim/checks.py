@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -37,13 +38,39 @@ def check_base(base: Any, wrapper: type[Optimizer]) -> None:
         )
     if not isinstance(base, Optimizer):
         what = base.__name__ if isinstance(base, type) else type(base).__name__
+        if hasattr(base, "param_groups") and hasattr(base, "step"):
+            raise ValueError(
+                f"base must be a torch.optim.Optimizer. {what} has a step() but is not one: wrap "
+                "the optimizer inside it, or another one"
+            )
         raise ValueError(
             f"base must be a built optimizer, such as torch.optim.SGD(model.parameters(), lr=0.1), "
             f"got {what}"
         )
     if not any(group["params"] for group in base.param_groups):
         raise ValueError("the base optimizer has no parameters")
+    check_wrapped(base)
+    closure = inspect.signature(base.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty and not isinstance(base, LBFGS):
+        raise ValueError(
+            f"{type(base).__name__}.step needs a closure, but crsam calls base.step() when the "
+            "gradient is there: use a base that steps along the gradient it finds"
+        )
     check_groups(base.param_groups)
+
+
+def check_wrapped(base: Optimizer) -> None:
+    """Refuses an optimizer around another whose checkpoint has no place for what we keep."""
+    if "_optimizer_state_dict_pre_hooks" in vars(base):  # torch's own constructor has run
+        return
+    keys = base.state_dict().keys()
+    if not {"state", "param_groups"} <= keys:
+        name = type(base).__name__
+        raise ValueError(
+            f"a {name} cannot be the base, because its state_dict() holds {', '.join(keys)} in "
+            "place of 'state' and 'param_groups'. Put it outside: "
+            f"{name}(crsam.SAM(base)). That works if its step(closure) passes the closure on"
+        )
 
 
 def check_groups(groups: Iterable[Mapping[str, Any]]) -> None:

@@ -15,6 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 from crsam import _tensors as tn
 from crsam._stateless import Together, everywhere
 from crsam.optim.replay import is_torchs_norm
+from crsam.optim.stale import replaced
 from crsam.optim.ways import Way
 
 LossFunction = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]
@@ -66,7 +67,6 @@ class Functional:
         """What the loss is of: set it before every step."""
         self.extra: Tensor | None = None
         """What the loss function gave beside the loss in the first pass of the last step."""
-        self._names = {id(p): name for name, p in model.named_parameters()}
         self._spare: list[dict[str, Tensor]] = [{}, {}]
         self._begun: dict[str, Tensor] = {}
         self._read: list[str] = []
@@ -160,8 +160,13 @@ class Functional:
         """Loss, extra and gradients, with `weights` in the place of `params`."""
         with torch.enable_grad():
             leaves = [w.detach().requires_grad_() for w in weights]
-            tensors = {name: p.detach() for name, p in self.model.named_parameters()}
-            tensors |= {self._names[id(p)]: leaf for p, leaf in zip(params, leaves)}
+            named = dict(self.model.named_parameters())
+            names = {id(p): name for name, p in named.items()}
+            missing = sum(id(p) not in names for p in params)
+            if missing:
+                raise replaced(f"{missing} parameters of this optimizer are not in the model")
+            tensors = {name: p.detach() for name, p in named.items()}
+            tensors |= {names[id(p)]: leaf for p, leaf in zip(params, leaves)}
             state = everywhere(self.model, {**tensors, **buffers})
             out = self._evaluate({f"model.{name}": t for name, t in state.items()}, self.batch)
             loss, extra = out if isinstance(out, tuple) else (out, None)

@@ -70,8 +70,12 @@ class Method(SharpnessAware):
     if not TYPE_CHECKING:  # to which every name would be one of ours
 
         def __getattr__(self, name: str) -> Any:
-            hint = f": {_OF_A_SAM_PY[name]}" if name in _OF_A_SAM_PY else ""
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+            try:
+                return super().__getattr__(name)
+            except AttributeError as error:
+                if name not in _OF_A_SAM_PY:
+                    raise
+                raise AttributeError(f"{error}: {_OF_A_SAM_PY[name]}") from None
 
 
 class SAM(Method):

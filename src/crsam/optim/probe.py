@@ -21,6 +21,7 @@ from crsam.optim.closure import Divisible, PerSample, Selection
 from crsam.optim.parallel import Parallel
 from crsam.optim.replay import Replay
 from crsam.optim.scaling import Unscaling
+from crsam.optim.stale import no_gradient, warn_of_replaced
 
 Closure = Callable[[], Tensor | float]
 
@@ -224,10 +225,11 @@ class ClosureProbe:
         """The gradients; copies of them where later passes may write over the same memory."""
         grads = [p.grad for p in self.params]
         if all(g is None for g in grads):
-            raise RuntimeError(
-                "the closure left no gradient on any parameter of this optimizer: it must compute "
-                "the loss, call loss.backward() and return the loss"
-            )
+            raise no_gradient(self.params, self.replay.model)
+        is_first = copy and not self._saved
+        model = self.replay.model if is_first and not self.parallel.is_sharded else None
+        if model is not None and any(g is None for g in grads):
+            warn_of_replaced(self.params, model)
         dense: Tensors = []
         for i, (p, g) in enumerate(zip(self.params, grads, strict=True)):
             if g is None:

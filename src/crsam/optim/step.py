@@ -92,11 +92,14 @@ class Step:
     def recall(
         self, name: str, fill: Callable[[Tensor], Tensor] = torch.zeros_like
     ) -> Tensors | None:
-        """What an earlier step kept under `name`; ``fill(p)`` for parameters new since then."""
+        """Returns what an earlier step kept under `name`, in the parameters' dtypes and devices.
+
+        Parameters that are new since then get ``fill(p)``. Without any, returns None.
+        """
         if not any(name in self._memory.get(p, {}) for p in self.params):
             return None
-        return [self._memory[p][name] if name in self._memory.get(p, {}) else fill(p)
-                for p in self.params]  # fmt: skip
+        entries = [(p, self._memory.get(p, {})) for p in self.params]
+        return [kept_as(p, entry[name]) if name in entry else fill(p) for p, entry in entries]
 
     def keep(self, name: str, tensors: Tensors) -> None:
         """Remember `tensors`, if the step succeeds: themselves, no copies of them.
@@ -136,6 +139,14 @@ class Step:
             )
             for p in self.params
         ]
+
+
+def kept_as(p: Tensor, kept: Tensor) -> Tensor:
+    """Returns what was kept of a parameter on its device and, unless a mask, in its dtype.
+
+    ``model.to(torch.bfloat16)`` changes the parameters, and nothing that was kept of them.
+    """
+    return kept.to(p.device, p.dtype if kept.is_floating_point() else kept.dtype)
 
 
 def times(scale: Scale, factor: Tensor | float) -> Scale:

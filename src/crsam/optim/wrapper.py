@@ -17,6 +17,7 @@ from crsam.optim.objective import Objective
 from crsam.optim.part import Part
 from crsam.optim.radius import FollowLearningRate
 from crsam.optim.schedule import Schedule
+from crsam.optim.step import kept_as
 
 KINDS = ("ascent", "objective", "schedule")
 
@@ -55,9 +56,11 @@ class Wrapper(Optimizer):
         forget(base)
         for params in base.param_groups:
             self._check_group(params)
-        state = base.state  # torch's constructor starts afresh; a base may have state already
-        super().__init__(list(base.param_groups), {**base.defaults, **self._hyper})
-        base.state = state
+        # torch's constructor sets empty groups and state. The base keeps its own: it may have state
+        # already, and a wrapper such as Lookahead cannot replace those of the optimizer inside it.
+        self._is_made = False
+        super().__init__(base.param_groups, {**base.defaults, **self._hyper})
+        self._is_made = True
 
     if not TYPE_CHECKING:  # to which any name could then be given a value
 
@@ -67,6 +70,12 @@ class Wrapper(Optimizer):
                     raise AttributeError(instead)
                 self._check_attribute(name, value)
             super().__setattr__(name, value)
+
+        def __getattr__(self, name: str) -> Any:
+            # Trainers look for these two: a schedule-free base has them, a plain one has not.
+            if name in ("train", "eval") and "base" in self.__dict__:
+                return getattr(self.base, name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _instead(self, name: str, value: Any) -> str | None:
         """Why an attribute would be ignored, and what to do; None: it would not."""
@@ -110,7 +119,8 @@ class Wrapper(Optimizer):
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.base.param_groups = groups
+        if self._is_made:
+            self.base.param_groups = groups
 
     @property
     def state(self) -> Any:
@@ -118,7 +128,8 @@ class Wrapper(Optimizer):
 
     @state.setter
     def state(self, state: Any) -> None:
-        self.base.state = state
+        if self._is_made:
+            self.base.state = state
 
     @property
     def parts(self) -> tuple[Ascent, Objective, Schedule]:
@@ -126,13 +137,20 @@ class Wrapper(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group to the base optimizer, with this method's hyper-parameters filled in."""
+        if not self._is_made:  # torch's constructor goes over the base's own groups
+            self._complete(param_group)
+            return
         if isinstance(param_group, dict) and "params" in param_group:  # else the base says so
             if isinstance(param_group["params"], Iterator):  # it can be looked at but once
                 param_group["params"] = list(param_group["params"])
             check_groups([param_group])
             self._check_group(param_group)
         self.base.add_param_group(param_group)
-        group, first = self.param_groups[-1], self.param_groups[0]
+        self._complete(self.param_groups[-1])
+
+    def _complete(self, group: dict[str, Any]) -> None:
+        """Fills in what this method keeps in a group."""
+        first = self.param_groups[0]
         for key, value in self._hyper.items():
             group.setdefault(key, value.clone() if isinstance(value, Tensor) else value)
         for key, value in {COUNTER: 0, **self._numbers}.items():
@@ -185,7 +203,7 @@ class Wrapper(Optimizer):
         theirs, ours = parted(state_dict, names)
         self.base.load_state_dict(theirs)
         self._memory = {
-            p: {name: value.detach().clone().to(p.device) for name, value in entry.items()}
+            p: {name: kept_as(p, value.detach().clone()) for name, value in entry.items()}
             for p, entry in zip(self._all_params(), ours, strict=True)
             if entry
         }
