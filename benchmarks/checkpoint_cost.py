@@ -1,6 +1,9 @@
-"""What the checksums of a checkpoint cost: those of ResNet-18 with momentum, on a CPU.
+"""What does it cost to verify the checksums of a checkpoint? ResNet-18 with momentum, on a CPU.
 
-RESULT
+Verifying 89 MB takes 18 ms of processor time: 17 ms without it, 35 ms with it, beside 95 ms for a
+save, which verifies nothing (medians of 25 rounds, 2 cores of an AMD EPYC, torch 2.13). The machine
+was busy (load 10), so times on the clock say little: repeat the measurement on an idle one.
+
 Run it: ``python benchmarks/checkpoint_cost.py``. A load is `crsam.train.checkpoint.load`, from the
 page cache. "restored" is what `crsam evaluate` does before its first image: data, model, load.
 All are measured one after another in each round. A second core computes most checksums while torch

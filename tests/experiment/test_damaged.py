@@ -116,7 +116,6 @@ COMMANDS = {
     "evaluate": ["evaluate", "RUN"],
     "measure": ["measure", "RUN", "--metrics", "loss"],
     "landscape": ["landscape", "RUN", "--points", "3"],
-    "robustness": ["evaluate", "RUN", "--corruptions", "contrast"],
     "init": ["train", "digits", "train.epochs=1", "model.width=8", "init=RUN", "--out", "OTHER"],
 }
 
