@@ -10,13 +10,19 @@ from typing import Any
 from crsam.errors import UserError
 
 
-def write(path: Path, content: bytes) -> None:
-    """Replaces the file in one go: a reader, or a crash, finds the old one or the new one.
+def write(path: Path, content: bytes, *, keep: Path | None = None) -> None:
+    """Replaces a file in one go. A reader finds the old file or the new one, also after a crash.
 
-    For one writer at a time: who shares a file holds a lock.
+    Only one process may write at a time. Where several share a file, the writer holds a lock.
+
+    Args:
+        path: The file.
+        content: What it is to hold.
+        keep: Gives the old file this name. A file of that name is replaced. After a crash, the old
+            file is at `path` or at `keep`, whole.
 
     Raises:
-        UserError: If it cannot be written; what was there before is untouched.
+        UserError: If the file cannot be written. The old one stays as it was.
     """
     beside = path.with_name(path.name + ".tmp")
     try:
@@ -24,6 +30,8 @@ def write(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        if keep is not None and path.exists():
+            _name_also(path, keep)
         beside.replace(path)
     except OSError as error:
         beside.unlink(missing_ok=True)
@@ -32,6 +40,19 @@ def write(path: Path, content: bytes) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def _name_also(path: Path, other: Path) -> None:
+    """Gives a file a second name, in place of the file of that name."""
+    beside = other.with_name(other.name + ".tmp")
+    beside.unlink(missing_ok=True)  # of a process that was killed here
+    try:
+        beside.hardlink_to(path)
+    except OSError:  # a file system without hard links
+        path.replace(other)
+        return
+    beside.replace(other)
+    beside.unlink(missing_ok=True)  # it stays if both names were already of the same file
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -168,12 +168,31 @@ def test_files_that_hold_no_weights_are_told(tmp_path: Path) -> None:
             read_weights(file)
     for raw in (b"", b"GIF89a", b"no such thing"):
         file.write_bytes(raw)
-        with pytest.raises(UserError, match=r"no(t a whole)? file of torch's"):
+        with pytest.raises(
+            UserError, match=r"no(t a whole)? file of torch's|is damaged: it is empty"
+        ):
             read_weights(file)
     torch.save(mlp().state_dict(), file)
-    file.write_bytes(file.read_bytes()[:-200])
-    with pytest.raises(UserError, match=r"net.pt is not a whole file of torch's"):
-        read_weights(file)
+    whole = file.read_bytes()
+    flipped = bytearray(whole)
+    flipped[whole.index(b"data/0") + 100] ^= 8
+    for raw in (whole[:-200], bytes(flipped)):
+        file.write_bytes(raw)
+        with pytest.raises(UserError, match=r"net.pt is damaged.*copy the file again") as caught:
+            read_weights(file)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["no checksums", "legacy"])
+def test_files_without_checksums_are_read(tmp_path: Path, how: str) -> None:
+    weights = mlp().state_dict()
+    torch.serialization.set_crc32_options(how == "legacy")
+    try:
+        torch.save(weights, tmp_path / "a.pt", _use_new_zipfile_serialization=how != "legacy")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    found = read_weights(tmp_path / "a.pt")
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
 
 
 def test_places_without_a_file_are_told(tmp_path: Path) -> None:

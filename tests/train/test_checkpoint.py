@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from crsam import _files
+from crsam._torch_files import Damaged
 from crsam.errors import UserError
 from crsam.train import checkpoint
 
@@ -72,9 +73,10 @@ def test_a_checkpoint_that_is_not_whole_is_refused_in_one_line(tmp_path: Path) -
     path = tmp_path / "c.pt"
     checkpoint.save(path, {"weights": torch.randn(1000)})
     whole = path.read_bytes()
-    for content in (b"", whole[:100], whole[: len(whole) // 2], b"not a checkpoint"):
+    cut = [whole[:num] for num in (0, 3, 100, len(whole) // 2, len(whole) - 1)]
+    for content in (*cut, b"not a checkpoint", whole + b"more"):
         path.write_bytes(content)
-        with pytest.raises(UserError, match="not a whole checkpoint") as caught:
+        with pytest.raises(Damaged, match=r"c\.pt is damaged") as caught:
             checkpoint.load(path)
         assert "\n" not in str(caught.value)
 
@@ -101,3 +103,31 @@ def test_a_missing_or_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
     torch.save(torch.zeros(2), tmp_path / "tensor.pt")
     with pytest.raises(UserError, match="holds a Tensor"):
         checkpoint.load(tmp_path / "tensor.pt")
+
+
+def test_the_file_that_was_there_is_kept_under_another_name(tmp_path: Path) -> None:
+    path, before = tmp_path / "c.pt", tmp_path / "c.previous.pt"
+    for content, kept in ((b"1", None), (b"2", b"1"), (b"3", b"2")):
+        _files.write(path, content, keep=before)
+        assert path.read_bytes() == content
+        assert (before.read_bytes() if before.exists() else None) == kept
+    before.unlink()
+    before.hardlink_to(path)  # as after a kill between the two renames
+    _files.write(path, b"4", keep=before)
+    assert (path.read_bytes(), before.read_bytes()) == (b"4", b"3")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c.previous.pt", "c.pt"]
+
+
+def test_checksums_are_written_where_a_user_has_turned_them_off(tmp_path: Path) -> None:
+    path = tmp_path / "c.pt"
+    torch.serialization.set_crc32_options(False)
+    try:
+        checkpoint.save(path, {"weights": torch.ones(1000)})
+        assert not torch.serialization.get_crc32_options()
+    finally:
+        torch.serialization.set_crc32_options(True)
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(torch.ones(9).numpy().tobytes()) + 9] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(Damaged):
+        checkpoint.load(path)

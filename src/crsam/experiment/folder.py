@@ -2,8 +2,9 @@
 
 ``recipe.toml`` (resolved), ``environment.json``, ``data.json`` (classes, shape and mean of the
 images), ``metrics.jsonl`` (a line every so often; nothing in it depends on the clock),
-``checkpoint.pt`` and, once the run has ended, ``result.json``; ``init.json`` where the run began
-from a file of weights. Later commands put what they find of the model beside it:
+``checkpoint.pt``, ``checkpoint.previous.pt`` (the one before it) and, once the run has ended,
+``result.json``; ``init.json`` where the run began from a file of weights. Later commands put what
+they find of the model beside it:
 ``measures-SPLIT.json``, ``spectrum-SPLIT.npz``, ``landscape.npz``, ``robustness.json``.
 """
 
@@ -31,9 +32,10 @@ from crsam.progress import say
 
 CHANGES_NOTHING = ("data.root:", "data.download:", "data.workers:", "log.tensorboard:", "sweep.")
 """Keys that a run may go on without: they change nothing that it computes."""
-OF_THE_MODEL = ("result.json", "checkpoint.pt", "metrics.jsonl", "init.json", "robustness.json",
-                "measures-*.json", "spectrum-*.npz", "landscape*.npz", "landscape*.pt")  # fmt: skip
-"""Files that are of a run's weights, and go when it starts over."""
+OF_THE_MODEL = ("result.json", "checkpoint.pt", "checkpoint.previous.pt", "metrics.jsonl",
+                "init.json", "robustness.json", "measures-*.json", "spectrum-*.npz",
+                "landscape*.npz", "landscape*.pt")  # fmt: skip
+"""Files that belong to a run's weights. A run that starts over deletes them."""
 
 
 _say_once = functools.cache(say)
@@ -51,6 +53,8 @@ class RunFolder:
         self.recipe_file = self.path / "recipe.toml"
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoint_file = self.path / "checkpoint.pt"
+        self.previous_file = self.path / "checkpoint.previous.pt"
+        """The checkpoint before. A run goes on from it if the newest one is damaged."""
         self.result_file = self.path / "result.json"
         self.init_file = self.path / "init.json"
         self.environment_file = self.path / "environment.json"
@@ -109,8 +113,21 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a run here to go on with, or its result."""
-        return self.result_file.exists() or self.checkpoint_file.exists()
+        """Whether the folder holds a run to go on with, or its result."""
+        return self.result_file.exists() or self.has_checkpoint
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is a checkpoint to go on from.
+
+        Without hard links, a run that is killed while it saves may leave the previous one only.
+        """
+        return self.checkpoint_file.exists() or self.previous_file.exists()
+
+    def remove_checkpoints(self) -> None:
+        """Deletes the newest checkpoint and the one before it."""
+        self.checkpoint_file.unlink(missing_ok=True)
+        self.previous_file.unlink(missing_ok=True)
 
     def check_recipe(self, recipe: Recipe) -> None:
         """Raises UserError unless the run here is one of this recipe."""
@@ -161,10 +178,11 @@ class RunFolder:
 
     def check(self, recipe: Recipe, fresh: bool) -> None:
         """Raises UserError if a run of this recipe cannot start or go on here."""
-        if recipe.init and weights_file(recipe.init).resolve() == self.checkpoint_file.resolve():
+        own = (self.checkpoint_file.resolve(), self.previous_file.resolve())
+        if recipe.init and weights_file(recipe.init).resolve() in own:
             raise UserError(
-                f"init = {recipe.init!r}: a run cannot begin from the checkpoint that it is to "
-                "write: give another --out"
+                f"init = {recipe.init!r}: a run cannot begin from a checkpoint that it will "
+                "overwrite. Give another --out"
             )
         if self.begun and not fresh:  # else nothing is lost
             self.check_recipe(recipe)

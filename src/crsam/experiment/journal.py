@@ -14,7 +14,7 @@ from crsam.experiment.build import Parts, autocast_of
 from crsam.experiment.folder import MetricsLog, RunFolder, finite
 from crsam.experiment.measure import Setting, measure
 from crsam.experiment.recipe import Recipe
-from crsam.experiment.restore import first_lines
+from crsam.experiment.restore import first_lines, last_whole
 from crsam.experiment.scalars import ScalarWriter
 from crsam.progress import say
 from crsam.train import checkpoint
@@ -48,11 +48,8 @@ class Journal:
         self.epoch_seconds: list[float] = []
         self.autocast = autocast_of(recipe)
         self.began, self.seconds_before, length = time.perf_counter(), 0.0, 0
-        if place.checkpoint_file.exists():
-            try:
-                state = checkpoint.load(place.checkpoint_file, world.device)
-            except UserError as error:
-                raise UserError(f"{error}; --fresh starts the run over") from error
+        if place.has_checkpoint:
+            file, state = last_whole(place, world)
             try:
                 parts.training.load_state_dict(state["training"])
                 length, self.seconds_before = state["metrics_length"], state["seconds"]
@@ -62,9 +59,11 @@ class Journal:
                         broken.learn(found)
             except (KeyError, TypeError, RuntimeError, ValueError) as error:
                 raise UserError(
-                    f"{place.checkpoint_file} is of another model or optimizer: "
-                    f"{first_lines(error)}"
+                    f"{file} is of another model or optimizer: {first_lines(error)}"
                 ) from error
+            world.wait()  # all have read
+            if file == place.previous_file and world.is_main:  # or the next save would keep the
+                file.replace(place.checkpoint_file)  # damaged one, in place of this one
         world.wait()  # or the main process might write a new checkpoint before all have read
         self.log = MetricsLog(place.metrics_file, length) if world.is_main else None
         self.scalars = None
@@ -145,7 +144,7 @@ class Journal:
                 "waits": self.parts.batches.waits.state_dict(),
                 "broken": [sorted(broken.found) for broken in self.parts.splits.broken],
             }
-            checkpoint.save(self.place.checkpoint_file, state)
+            checkpoint.save(self.place.checkpoint_file, state, keep=self.place.previous_file)
 
     @property
     def seconds(self) -> float:

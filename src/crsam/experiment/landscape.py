@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from crsam import curvature, landscape
+from crsam._torch_files import Damaged
 from crsam.data.batches import Batch, in_order
 from crsam.errors import UserError
 from crsam.experiment.folder import RunFolder
@@ -231,7 +233,7 @@ def eigenvectors(
     path = _directions_file(file)
     asked = {"weights": digest_of(run.model.state_dict()), "seed": view.seed, "split": view.split,
              "samples": view.samples, "dimensions": view.dimensions}  # fmt: skip
-    if world.is_main and not (path.exists() and checkpoint.load(path)["asked"] == asked):
+    if world.is_main and not (path.exists() and _kept(path)["asked"] == asked):
         with evaluating(run.model):
             pairs = curvature.top_eigenpairs(
                 run.model, losses, batches, k=view.dimensions, seed=view.seed, progress=True
@@ -239,8 +241,15 @@ def eigenvectors(
         found = {"values": [p.value for p in pairs], "vectors": [p.vector for p in pairs]}
         checkpoint.save(path, {"asked": asked, **found})
     world.wait()
-    kept = checkpoint.load(path, world.device)
+    kept = _kept(path, world.device)
     return kept["values"], kept["vectors"]
+
+
+def _kept(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    try:
+        return checkpoint.load(path, device)
+    except Damaged as error:
+        raise UserError(f"{error}: --fresh starts the landscape over") from error
 
 
 def _directions_file(file: Path) -> Path:

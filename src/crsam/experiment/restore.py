@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from crsam import _files
+from crsam._torch_files import Damaged
 from crsam.data.batches import Feed
 from crsam.data.images import Held, Images
 from crsam.errors import UserError
@@ -17,6 +18,7 @@ from crsam.experiment.build import build_model
 from crsam.experiment.folder import RunFolder
 from crsam.experiment.recipe import Recipe
 from crsam.experiment.splits import Splits, build_data, input_dtype
+from crsam.progress import say
 from crsam.train import checkpoint
 from crsam.train.distributed import World
 
@@ -61,7 +63,7 @@ def restored(
             before runs remembered their data: then they are read nonetheless.
 
     Raises:
-        UserError: If there is no run, no checkpoint, or one of another model.
+        UserError: If there is no run, no checkpoint, a damaged one, or one of another model.
     """
     place = RunFolder(folder)
     recipe = place.recipe()
@@ -69,7 +71,10 @@ def restored(
         recipe = replace(recipe, data=replace(recipe.data, root=root))
     if not place.checkpoint_file.exists():
         raise UserError(f"{place.path} has no checkpoint yet: train first")
-    state = checkpoint.load(place.checkpoint_file, world.device)
+    try:
+        state = checkpoint.load(place.checkpoint_file, world.device)
+    except Damaged as error:
+        raise UserError(f"{error}. {_repair(place)}") from error
     known = None if with_images else remembered(place, recipe, world.device)
     splits = known or build_data(recipe, world.device)
     model = build_model(recipe, splits, world.device, begins=False)
@@ -85,6 +90,50 @@ def restored(
     except (KeyError, TypeError, RuntimeError) as error:
         reason = first_lines(error)
         raise UserError(f"{place.checkpoint_file} is of another model: {reason}") from error
+
+
+def last_whole(place: RunFolder, world: World) -> tuple[Path, dict[str, Any]]:
+    """Reads the checkpoint that a run goes on from: the newest, or the one before if it is damaged.
+
+    All processes read the same one.
+
+    Returns:
+        Its file and its content.
+
+    Raises:
+        UserError: If there is no whole one.
+    """
+    damage: list[str] = []
+    for file in (place.checkpoint_file, place.previous_file):
+        if not file.exists():
+            continue
+        state = None
+        try:
+            state = checkpoint.load(file, world.device)
+        except Damaged as error:
+            damage.append(str(error))
+        except UserError as error:
+            raise UserError(f"{error}; --fresh starts the run over") from error
+        if world.any(state is None):
+            damage += [f"{file} is damaged: another process cannot read it"] * (state is not None)
+            continue
+        assert state is not None
+        if file == place.previous_file and world.is_main:
+            why = damage[0] if damage else f"{place.checkpoint_file} is missing"
+            say(f"{why}. The run goes on from the checkpoint before it, {file}")
+        return file, state
+    raise UserError(f"{'; '.join(damage)}; --fresh starts the run over")
+
+
+def _repair(place: RunFolder) -> str:
+    """What to do about a damaged checkpoint of a run."""
+    if not place.previous_file.exists():
+        return "Copy the file again from where it is whole, or train the run again with --fresh"
+    delete = f"delete {place.result_file} and " if place.result_file.exists() else ""
+    return (
+        f"Copy the file again from where it is whole, or {delete}give its train command again: "
+        f"the run then goes on from the checkpoint before it, {place.previous_file}"
+    )
 
 
 def first_lines(error: Exception) -> str:

@@ -80,7 +80,7 @@ def run(
             return done
         stop = stack.enter_context(stoppable())
         label = label or f"{recipe.method}, seed {recipe.seed}"
-        begins = fresh or not place.checkpoint_file.exists()
+        begins = fresh or not place.has_checkpoint
         try:
             parts = build(recipe, world, label, lines, begins=begins)
         except UserError:

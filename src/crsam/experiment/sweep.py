@@ -195,7 +195,7 @@ def _try(
                      watch=watch)  # fmt: skip
     except optuna.TrialPruned:
         study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-        folder.checkpoint_file.unlink(missing_ok=True)
+        folder.remove_checkpoints()
         return f"{label}: pruned after {max(seen)} epochs"
     study.tell(trial, result["validation_accuracy"])
     return f"{label}: validation accuracy {result['validation_accuracy']:.2f} %"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from crsam import _torch_files
 from crsam.errors import UserError
 from crsam.models.safetensors import read_safetensors
 from crsam.models.vit import resized_positions
@@ -150,7 +150,11 @@ def head_of(model: nn.Module) -> tuple[str, ...]:
 
 def _read_torch(file: Path) -> dict[str, Any]:
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
+        content = _torch_files.read(file, legacy=True)
+    except _torch_files.Damaged as error:
+        raise UserError(f"{error}: copy the file again from where it is whole") from error
+    except UserError:
+        raise
     except pickle.UnpicklingError as error:
         raise UserError(
             f"{file} holds more than tensors and plain values, or is no file of torch's; if you "

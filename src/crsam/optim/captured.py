@@ -14,6 +14,7 @@ from torch.optim import SGD, Optimizer
 
 from crsam import _tensors as tn
 from crsam._tensors import Tensors
+from crsam.optim.checkpoint import by_parameter
 from crsam.optim.functional import Functional
 from crsam.optim.functional_probe import FunctionalProbe
 from crsam.optim.knobs import Dice, Knobs
@@ -269,10 +270,11 @@ class Captured:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def _state(self) -> Tensors:
-        """All tensors that a step changes."""
+        """Returns all tensors that a step changes."""
         ours = self.optimizer._memory if isinstance(self.optimizer, SharpnessAware) else {}
-        kept = [t for entry in (*self.optimizer.state.values(), *ours.values())
-                for t in entry.values() if isinstance(t, Tensor)]  # fmt: skip
+        entries = [*by_parameter(self.optimizer.state), *ours.values()]
+        kept = [t for entry in entries for t in entry.values() if isinstance(t, Tensor)]
+        kept += [t for t in self.optimizer.state.values() if isinstance(t, Tensor)]
         model = self.closure.model
         return [*(p.data for p in model.parameters()), *model.buffers(), *kept]
 

@@ -23,8 +23,11 @@ Memory = Mapping[nn.Parameter, Mapping[str, Tensor]]
 def merged(
     state_dict: dict[str, Any], params: Sequence[nn.Parameter], memory: Memory
 ) -> dict[str, Any]:
-    """The base optimizer's state dict with `memory` put in."""
-    state = {index: dict(entry) for index, entry in state_dict["state"].items()}
+    """Returns the base optimizer's state dict with `memory` added to the parameters' entries."""
+    state = {
+        key: dict(entry) if isinstance(entry, Mapping) else entry
+        for key, entry in state_dict["state"].items()
+    }
     for index, p in enumerate(params):
         for name, tensor in memory.get(p, {}).items():
             state.setdefault(index, {})[PREFIX + name] = tensor
@@ -34,10 +37,10 @@ def merged(
 def parted(
     state_dict: Mapping[str, Any], names: set[str]
 ) -> tuple[dict[str, Any], list[dict[str, Tensor]]]:
-    """The base optimizer's part, and for each parameter what goes by one of `names`.
+    """Splits a state dict into the base optimizer's, and each parameter's tensors called `names`.
 
-    Parameters are matched through the groups' lists, as torch does: distributed checkpoints name
-    them where others number them.
+    Parameters are matched through the lists in the groups, as torch does. Distributed checkpoints
+    put names into these lists, and other checkpoints put numbers.
     """
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     entries = [state_dict["state"].get(key, {}) for key in keys]
@@ -45,14 +48,28 @@ def parted(
     return {**state_dict, "state": _of_the_base(state_dict["state"])}, ours
 
 
-def _of_the_base(state: Mapping[Any, Mapping[str, Any]]) -> dict[Any, dict[str, Any]]:
-    """The entries without what methods have put there."""
-    found = {
-        key: {name: v for name, v in entry.items() if not str(name).startswith(PREFIX)}
-        for key, entry in state.items()
-    }
-    # A base optimizer fills its entry at the first step, unless there is one.
-    return {key: entry for key, entry in found.items() if entry}
+def by_parameter(state: Mapping[Any, Any]) -> list[Mapping[str, Any]]:
+    """Returns the entries of a `state` that are dicts.
+
+    An optimizer has such an entry for each parameter. Some also keep a value of their own there:
+    madgrad's ``state["k"]`` is a tensor that counts steps.
+    """
+    return [entry for entry in state.values() if isinstance(entry, Mapping)]
+
+
+def _of_the_base(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Returns the entries without the tensors that a method added.
+
+    An entry of which nothing is left is dropped. A base optimizer fills a missing entry at its
+    first step, but takes an empty one for filled.
+    """
+    found: dict[Any, Any] = {}
+    for key, entry in state.items():
+        if not isinstance(entry, Mapping):  # a number or a tensor of the base, such as a count
+            found[key] = entry
+        elif left := {name: v for name, v in entry.items() if not str(name).startswith(PREFIX)}:
+            found[key] = left
+    return found
 
 
 def marks(group: Mapping[str, Any], base: Optimizer) -> set[str]:
@@ -63,7 +80,7 @@ def marks(group: Mapping[str, Any], base: Optimizer) -> set[str]:
 
 
 def forget(base: Optimizer) -> None:
-    """Takes out of a base what an earlier method has left there."""
+    """Removes from a base optimizer everything that an earlier method added to it."""
     wrapped = [group for group in base.param_groups if COUNTER in group]
     for group in wrapped:
         for key in marks(group, base):

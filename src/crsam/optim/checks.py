@@ -15,7 +15,7 @@ from torch.optim import LBFGS, Optimizer
 from crsam._arguments import arguments
 from crsam.errors import UserError, unknown
 from crsam.optim.ascent import Ascent
-from crsam.optim.checkpoint import COUNTER, PREFIX, marks
+from crsam.optim.checkpoint import COUNTER, PREFIX, by_parameter, marks
 from crsam.optim.closure import Divisible, PerSample
 from crsam.optim.functional import Functional
 from crsam.optim.objective import Objective
@@ -124,7 +124,7 @@ def check_state(state_dict: Any) -> None:
     is_one = isinstance(state_dict, Mapping) and {"state", "param_groups"} <= state_dict.keys()
     if not is_one:
         raise ValueError("this is not the state_dict() of an optimizer: it has no 'state'")
-    if any("old_p" in entry for entry in state_dict["state"].values()):
+    if any("old_p" in entry for entry in by_parameter(state_dict["state"])):
         raise ValueError(
             "this is the checkpoint of a sam.py, which holds nothing of its base optimizer (no "
             "momentum): load the model's weights, and start the optimizer afresh"
@@ -134,12 +134,12 @@ def check_state(state_dict: Any) -> None:
 def check_method(
     method: str, state_dict: Mapping[str, Any], base: Optimizer, memory: Iterable[str]
 ) -> None:
-    """Refuses the checkpoint of another method, whose α, say, is another thing.
+    """Refuses the checkpoint of another method, whose α may mean something else.
 
-    Methods are known by what they keep. A name, written for this alone, would be an entry that
-    older checkpoints lack, and ``torch.distributed.checkpoint`` could not read them any more.
+    A method is recognised by the names of its entries. Its own name is not stored: older
+    checkpoints would lack that entry, and ``torch.distributed.checkpoint`` could not read them.
     """
-    tensors = {str(name) for entry in state_dict["state"].values() for name in entry}
+    tensors = {str(name) for entry in by_parameter(state_dict["state"]) for name in entry}
     own = {PREFIX + name for name in memory}
     foreign = {n for n in tensors if n.startswith(PREFIX)} - own
     for saved, group in zip(state_dict["param_groups"], base.param_groups):

@@ -18,7 +18,8 @@ from crsam._names import slug
 from crsam.errors import UserError
 from crsam.report.landscapes import Landscape, read_landscape
 
-FILES = ("recipe.toml", "metrics.jsonl", "result.json", "environment.json", "checkpoint.pt")
+FILES = ("recipe.toml", "metrics.jsonl", "result.json", "environment.json", "checkpoint.pt",
+         "checkpoint.previous.pt")  # fmt: skip
 """A folder that holds one of these is a run."""
 DEEPEST = 8
 """Folders below folders that are looked into."""

@@ -2,11 +2,14 @@
 
 MOMENT is ``step`` (in the middle of one, the weights moved), ``line`` (half a line of metrics
 written), ``checkpoint`` (half of it written), ``rename`` (just before it takes the old one's
-place), ``renamed`` (just after) or ``result`` (half written); COUNT: which of them.
+place), ``renamed`` (just after), ``linked`` (the old checkpoint is about to become the previous
+one), ``kept`` (it has just become so) or ``result`` (half written); COUNT: which of them. The
+variable NO_LINKS makes hard links fail.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -41,17 +44,23 @@ class Killer:
 
         self.at("line", half)
 
-    def in_file(self, path: Path, content: bytes) -> None:
+    def in_file(self, path: Path, content: bytes, keep: Path | None = None) -> None:
         beside = path.with_name(path.name + ".tmp")
         self.at(path.stem, lambda: beside.write_bytes(content[: len(content) // 2]))
 
     def replace(self, path: Path, target: Path) -> Path:
-        if target.name == "checkpoint.pt":
-            self.at("rename")
+        before, after = {
+            "checkpoint.pt": ("rename", "renamed"),
+            "checkpoint.previous.pt": ("linked", "kept"),
+        }.get(target.name, ("", ""))
+        self.at(before)
         os.replace(path, target)
-        if target.name == "checkpoint.pt":
-            self.at("renamed")
+        self.at(after)
         return target
+
+
+def no_links(path: Path, target: Path) -> None:
+    raise OSError(errno.EPERM, "Operation not permitted")
 
 
 def before(function: Callable[..., Any], first: Callable[..., None]) -> Callable[..., Any]:
@@ -69,6 +78,8 @@ def main() -> None:
     MetricsLog.write = before(MetricsLog.write, killer.in_line)  # type: ignore[method-assign]
     _files.write = before(_files.write, killer.in_file)
     Path.replace = lambda path, target: killer.replace(path, target)  # type: ignore[assignment,method-assign]
+    if "NO_LINKS" in os.environ:
+        Path.hardlink_to = no_links  # type: ignore[method-assign]
     run(tiny(*overrides), folder, lines=False)
 
 

@@ -175,7 +175,7 @@ def _turn(progress: Progress, folder: Path, clock: Clock, world: World) -> Itera
     again = False
     for job in progress.pending:
         place = RunFolder(folder / job.place)
-        begun = place.checkpoint_file.exists()
+        begun = place.has_checkpoint
         fits = not world.any(not clock.allows(progress.seconds(job), begun))
         if world.size > 1:  # then there are no others
             if fits:
@@ -225,7 +225,7 @@ def _do(study: Study, job: Job, folder: Path, world: World, clock: Clock, stop: 
         if study.measure is not None and tested and not has_diverged(result):
             _measure(study.measure, place, world)
         if study.checkpoints == "none" or (study.checkpoints == "final" and not tested):
-            RunFolder(place).checkpoint_file.unlink(missing_ok=True)
+            RunFolder(place).remove_checkpoints()
     world.wait()  # or the others would not find it measured
     if world.device.type == "cuda":
         gc.collect()  # graphs hold memory until then
