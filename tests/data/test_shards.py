@@ -255,3 +255,69 @@ def test_an_archive_that_took_the_place_of_another_is_read(folders: Path, tmp_pa
     after = first()
     assert not torch.equal(before, after)
     assert after[0, 0].min() > 200
+
+
+def one_member(size: bytes, pax: dict[str, str] | None = None) -> bytes:
+    """A tar file of one image whose header has this field as its size."""
+    info = tarfile.TarInfo("ant/0.jpg")
+    info.size = 512
+    info.pax_headers = pax or {}
+    content = bytearray(info.tobuf(tarfile.PAX_FORMAT))
+    header = content[-512:]
+    header[124:136] = size.ljust(12, b"\0")
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    content[-512:] = header
+    return bytes(content) + b"x" * 512 + bytes(1024)
+
+
+SIZES = {
+    "negative octal": one_member(b"-1000"),
+    "negative base-256": one_member((-1024).to_bytes(12, "big", signed=True)),
+    "a folder's mark": one_member(b"-1"),
+    "no digits": one_member(b"0x200"),
+    "unknown base": one_member(b"\xc0" + bytes(11)),
+    "negative pax": one_member(b"00000001000", {"size": "-1024"}),
+    "pax without digits": one_member(b"00000001000", {"size": "many"}),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_size_that_is_no_number_of_bytes_is_refused(name: str, tmp_path: Path) -> None:
+    """A negative size moved the reader back to the same header, again and again."""
+    file = tmp_path / "train.tar"
+    file.write_bytes(SIZES[name])
+    message = error_of(tmp_path)
+    assert message.startswith(f"{file} is damaged at byte ")
+    assert message.endswith("the size of ant/0.jpg is not a number of bytes")
+
+
+@pytest.mark.parametrize("size", [b"77777777777", b"\x80" + b"\xff" * 11])
+def test_a_member_beyond_the_end_of_the_file_is_refused(size: bytes, tmp_path: Path) -> None:
+    (tmp_path / "train.tar").write_bytes(one_member(size))
+    assert error_of(tmp_path).endswith("train.tar is cut off: it ends within ant/0.jpg")
+
+
+@pytest.mark.parametrize("line", [b"0 path=a\n", b"-5 path=a\n", b"x path=a\n", b"99 path=a\n"])
+def test_a_pax_header_that_makes_no_sense_is_refused(line: bytes, tmp_path: Path) -> None:
+    content = bytearray(one_member(b"00000001000", {"path": "ant/0.jpg", "comment": "x" * 99}))
+    content[512 : 512 + len(line)] = line
+    (tmp_path / "train.tar").write_bytes(content)
+    assert "train.tar is damaged at byte 512: its pax header" in error_of(tmp_path)
+
+
+def test_a_name_as_long_as_a_file_is_refused(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 2 << 20
+    (tmp_path / "train.tar").write_bytes(info.tobuf() + b"a" * info.size + bytes(1024))
+    assert "it has a name of 2,097,152 bytes" in error_of(tmp_path)
+
+
+def test_tar_files_deep_within_one_another_are_refused(tmp_path: Path) -> None:
+    content = one_member(b"00000001000")
+    for _ in range(40):
+        info = tarfile.TarInfo("a.tar")
+        info.size = len(content)
+        content = info.tobuf() + content.ljust(-(-len(content) // 512) * 512, b"\0") + bytes(1024)
+    (tmp_path / "train.tar").write_bytes(content)
+    assert "more than 8 tar files within one another" in error_of(tmp_path)
