@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import tarfile
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from crsam.data import remembered
+from crsam.data import decoder, remembered
 from crsam.data.augment import Inception
 from crsam.data.decoded import Decoded
 from crsam.data.folder import read_folder
@@ -321,3 +323,65 @@ def test_tar_files_deep_within_one_another_are_refused(tmp_path: Path) -> None:
         content = info.tobuf() + content.ljust(-(-len(content) // 512) * 512, b"\0") + bytes(1024)
     (tmp_path / "train.tar").write_bytes(content)
     assert "more than 8 tar files within one another" in error_of(tmp_path)
+
+
+def with_bomb(folders: Path, root: Path, size: int, lie: bool) -> None:
+    """Two zip files, of which one has a member ``ant/bomb.jpg`` of so many zeros."""
+    LAYOUTS["deflated"](folders, root)
+    with zipfile.ZipFile(root / "train.zip", "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("any/ant/bomb.jpg", bytes(size))
+    if lie:  # in the header of the member and in the list at the end
+        content = (root / "train.zip").read_bytes()
+        assert content.count(struct.pack("<I", size)) == 2
+        content = content.replace(struct.pack("<I", size), struct.pack("<I", 1000))
+        (root / "train.zip").write_bytes(content)
+
+
+@pytest.mark.parametrize("lie", [False, True], ids=["honest", "lies"])
+def test_a_zip_bomb_is_not_unpacked_and_named(
+    lie: bool,
+    folders: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(decoder, "LARGEST", 1 << 20)
+    with_bomb(folders, tmp_path, 64 << 20, lie)
+    images = read_folder(tmp_path, image_size=8, hold=False, workers=0).train
+    tracemalloc.start()
+    images.fetch(torch.arange(len(images)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
+    told = capsys.readouterr().err
+    assert f"{tmp_path / 'train.zip'}:any/ant/bomb.jpg cannot be read as an image: " in told
+    assert "it has more than 1 MiB, the most that an image may have" in told
+
+
+def test_a_file_or_a_member_of_a_tar_file_that_is_no_image_by_its_size_is_named(
+    folders: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(decoder, "LARGEST", 1 << 20)
+    unpacked = shutil.copytree(folders, tmp_path / "unpacked")
+    with (unpacked / "train/ant/big.jpg").open("wb") as file:
+        file.truncate(64 << 20)
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    LAYOUTS["tar"](unpacked, packed)
+    for root in (unpacked, packed):
+        images = read_folder(root, image_size=8, hold=False, workers=0).train
+        images.fetch(torch.arange(len(images)))
+        assert "ant/big.jpg cannot be read as an image: it has more" in capsys.readouterr().err
+
+
+def test_a_pipe_among_the_photographs_is_named_and_does_not_hang(
+    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unpacked = shutil.copytree(folders, tmp_path / "unpacked")
+    os.mkfifo(unpacked / "train/ant/pipe.jpg")
+    images = read_folder(unpacked, image_size=8, hold=False, workers=0).train
+    images.fetch(torch.arange(len(images)))
+    assert "pipe.jpg cannot be read as an image: it is not a regular" in capsys.readouterr().err
