@@ -20,6 +20,8 @@ from crsam.report.landscapes import Landscape, read_landscape
 
 FILES = ("recipe.toml", "metrics.jsonl", "result.json", "environment.json", "checkpoint.pt")
 """A folder that holds one of these is a run."""
+LARGEST = 1 << 30
+"""Most bytes of a file that is read."""
 DEEPEST = 8
 """Folders below folders that are looked into."""
 
@@ -157,7 +159,12 @@ def read_run(folder: Path, name: str | None = None, within: Path | None = None) 
             if not _inside(path.resolve(), within):
                 problems.append(f"{file} is a link out of the folder: not read")
                 return empty
+            if path.stat().st_size > LARGEST:
+                problems.append(f"{file} has more than {LARGEST >> 30} GiB: not read")
+                return empty
             return parse(path.read_bytes())
+        except MemoryError:
+            problems.append(f"{file} needs more memory than there is")
         except OSError as error:
             problems.append(f"{file} cannot be read: {error.strerror or error}")
         except (ValueError, RecursionError) as error:
