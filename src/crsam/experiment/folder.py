@@ -24,6 +24,7 @@ from crsam.errors import UserError
 from crsam.experiment.init import fingerprint
 from crsam.experiment.literal import literal
 from crsam.experiment.locks import claimed
+from crsam.experiment.occupied import check_free
 from crsam.experiment.recipe import Recipe, differences
 from crsam.experiment.toml import load_recipe, to_toml
 from crsam.models.weights import weights_file
@@ -95,7 +96,12 @@ class RunFolder:
 
     @contextmanager
     def claim(self) -> Iterator[None]:
-        """Keeps other processes from training into the same folder."""
+        """Keeps other processes from training into the same folder.
+
+        Raises:
+            UserError: If another process does, or if the folder holds somebody else's files.
+        """
+        check_free(self.path)
         with ExitStack() as stack:
             try:
                 self._made = [each for each in (self.path, *self.path.parents) if not each.exists()]

@@ -16,6 +16,7 @@ from crsam.errors import UserError
 from crsam.experiment.folder import CHANGES_NOTHING, RunFolder
 from crsam.experiment.layers import changed
 from crsam.experiment.locks import alone, claimed, is_held
+from crsam.experiment.occupied import check_free
 from crsam.experiment.ranges import Sweep
 from crsam.experiment.recipe import Recipe, differences
 from crsam.experiment.run import run
@@ -62,13 +63,15 @@ def sweep(
         All trials, the best one first.
 
     Raises:
-        UserError: If there are no ranges, the folder holds another sweep, or Optuna is missing.
+        UserError: If there are no ranges, if the folder holds another sweep or somebody else's
+            files, or if Optuna is missing.
         Stopped: If the user asked to.
     """
     optuna, world, place = _optuna(), world or World(), Path(folder)
     if world.size > 1:
         raise UserError("a sweep has no use for torchrun: start several crsam sweep instead")
     ranges = ranges_of(recipe)
+    check_free(place)
     place.mkdir(parents=True, exist_ok=True)
     wanted = recipe.sweep.trials if trials is None else trials
     with _working(place) as worker, stoppable() as stop:
