@@ -73,14 +73,15 @@ def _array(name: str, content: bytes) -> NDArray[Any]:
         raise ValueError(f"{name} is not an array") from error
     if dtype.hasobject:
         raise ValueError(f"{name} holds Python objects, for which a pickle would have to be run")
-    if any(type(side) is not int or side < 0 for side in shape):
+    if min(shape, default=0) < 0:
         raise ValueError(f"{name} is of shape {shape}")
-    wanted, there = math.prod(shape) * dtype.itemsize, len(content) - file.tell()
+    size = math.prod(shape)
+    wanted, there = size * dtype.itemsize, len(content) - file.tell()
     if wanted != there:
         raise ValueError(
             f"{name} is of shape {shape} and type {dtype}, {wanted} bytes, but {there} are there"
         )
-    flat = np.frombuffer(content, dtype, offset=file.tell()) if wanted else np.empty(0, dtype)
-    if not wanted and math.prod(shape):
+    if size and not wanted:
         raise ValueError(f"{name} is of type {dtype}, which has no values")
+    flat = np.frombuffer(content, dtype, offset=file.tell()) if size else np.empty(0, dtype)
     return flat.reshape(shape, order="F" if by_columns else "C").copy()

@@ -85,7 +85,15 @@ def test_a_folder_of_ours_an_empty_one_and_one_with_notes_are_taken(
 
 @pytest.mark.parametrize(
     "left",
-    [".lock", "recipe.toml", "sgd/seed0/.lock", "sam/seed1/recipe.toml", "sam/sweep/sweep.toml"],
+    [
+        ".lock",
+        "recipe.toml",
+        "sgd/seed0/.lock",
+        "sam/seed1/recipe.toml",
+        "sam/sweep/sweep.toml",
+        "choose/sam/rho-0.1/seed0/.study",
+        "final/sam/seed0/recipe.toml",
+    ],
 )
 def test_what_a_killed_run_leaves_is_ours(left: str, tmp_path: Path) -> None:
     (tmp_path / left).parent.mkdir(parents=True, exist_ok=True)

@@ -60,7 +60,7 @@ def read_tiny_imagenet(root: Path, *, image_size: int | None = None) -> Dataset:
     archives = sorted(root.glob("*.zip"))
     if (root / "train").is_dir() and not (root / "val" / "val_annotations.txt").is_file():
         found = read_folder(root, image_size=side, hold=True)
-        return replace(found, mean=MEAN, std=STD)
+        return replace(found, mean=MEAN, std=STD, fingerprint=None)
     if (root / "train").is_dir():
         names = [path.relative_to(root).as_posix() for path in root.rglob("*.JPEG")]
         notes = (root / "val" / "val_annotations.txt").read_text()

@@ -20,6 +20,7 @@ from typing import Any
 
 from crsam import _files
 from crsam._own import changed
+from crsam._same import has_no_part
 from crsam.errors import UserError
 from crsam.experiment.init import fingerprint
 from crsam.experiment.literal import literal
@@ -30,8 +31,6 @@ from crsam.experiment.toml import load_recipe, to_toml
 from crsam.models.weights import weights_file
 from crsam.progress import say
 
-CHANGES_NOTHING = ("data.root:", "data.download:", "data.workers:", "log.tensorboard:", "sweep.")
-"""Keys that a run may go on without: they change nothing that it computes."""
 OF_THE_MODEL = ("result.json", "checkpoint.pt", "metrics.jsonl", "init.json", "robustness.json",
                 "measures-*.json", "spectrum-*.npz", "landscape*.npz", "landscape*.pt")  # fmt: skip
 """Files that are of a run's weights, and go when it starts over."""
@@ -122,7 +121,9 @@ class RunFolder:
         """Raises UserError unless the run here is one of this recipe."""
         there = self.recipe()
         lines = differences(there, recipe)
-        other = [line for line in lines if not line.startswith(CHANGES_NOTHING)]
+        other = [
+            line for line in lines if not has_no_part(line.partition(":")[0], "log.tensorboard")
+        ]
         options = self._options() if there.method == recipe.method else None
         if options is not None:  # said or by default, then or now: what counts is what they are
             table = f"methods.{recipe.method}."

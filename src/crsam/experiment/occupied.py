@@ -9,8 +9,11 @@ from crsam.errors import UserError
 MARKS = (".lock", ".study", ".summary", "recipe.toml", "comparison.json", "study.json",
          "sweep.toml")  # fmt: skip
 """Each of these shows that crsam made the folder. A run that was killed leaves its lock."""
-RUNS_BELOW = ("*/seed*", "*/sweep")
-"""Where the runs and sweeps of a recipe lie. A comparison that was killed leaves nothing else."""
+RUNS_BELOW = ("*/seed*", "*/sweep", "choose/*/*/seed*", "final/*/seed*", "equal-time/*/seed*")
+"""Where the runs and sweeps of a recipe or a study lie.
+
+A comparison that was killed leaves nothing else.
+"""
 NOTES = (".log", ".out", ".err", ".txt", ".toml", ".md", ".sh", ".html")
 """Suffixes of files that people put beside a run. A shell opens its log before the run begins."""
 

@@ -169,7 +169,7 @@ def parsed(raw: bytes) -> tuple[Surface, dict[str, Any]]:
     most = max(array.size for array in arrays.values())
     if most > MOST:
         raise ValueError(f"it has {most:,} points, more than {MOST:,}")
-    numbers = {name: array.astype(np.float64) for name, array in arrays.items()}
+    numbers: dict[str, Array] = {name: array.astype(np.float64) for name, array in arrays.items()}
     x, y = numbers["x"].ravel(), numbers["y"].ravel() if "y" in numbers else None
     if not all(axis.size and np.isfinite(axis).all() for axis in (x, y) if axis is not None):
         raise ValueError("x or y is not finite, or empty")

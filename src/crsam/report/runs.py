@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from crsam._names import slug
+from crsam._same import Origin
 from crsam.errors import UserError
 from crsam.report.landscapes import Landscape, read_landscape
 
@@ -43,6 +44,8 @@ class Run:
     result: dict[str, Any] = field(default_factory=dict)
     """``result.json``; empty until the run has ended."""
     environment: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    """``data.json``: what the run remembers of its images."""
     measures: dict[str, dict[str, Any]] = field(default_factory=dict)
     """``measures-SPLIT.json``, by split."""
     robustness: dict[str, Any] = field(default_factory=dict)
@@ -61,6 +64,13 @@ class Run:
         if self.result:
             return "done" if self.result.get("diverged_at") is None else "diverged"
         return "unfinished" if self.recipe or self.metrics else "broken"
+
+    @property
+    def origin(self) -> Origin:
+        """Where its images come from."""
+        table = self.recipe.get("data")
+        given = table if isinstance(table, dict) else {}
+        return Origin(given.get("name"), given.get("root"), self.data.get("fingerprint"))
 
     @property
     def method(self) -> str:
@@ -177,6 +187,7 @@ def read_run(folder: Path, name: str | None = None, within: Path | None = None) 
     problems += [f"metrics.jsonl: {reason}" for reason in torn]
     recipe = read("recipe.toml", lambda raw: tomllib.loads(raw.decode()), {}) if text else {}
     result, environment = read("result.json", _table, {}), read("environment.json", _table, {})
+    data = read("data.json", _table, {})
     measures = {
         file.stem.removeprefix("measures-"): found
         for file in _matching(folder, "measures-*.json")
@@ -196,6 +207,7 @@ def read_run(folder: Path, name: str | None = None, within: Path | None = None) 
         metrics=lines,
         result=result,
         environment=environment,
+        data=data,
         measures=measures,
         robustness=robustness,
         landscape=landscape,
