@@ -1,13 +1,22 @@
-"""Files that are whole or not there, and what cannot be read said in one line."""
+"""Reads and writes files. What is written is whole or not there."""
 
 from __future__ import annotations
 
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
 from crsam.errors import UserError
+
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def write(path: Path, content: bytes, *, keep: Path | None = None) -> None:
@@ -22,9 +31,11 @@ def write(path: Path, content: bytes, *, keep: Path | None = None) -> None:
             file is at `path` or at `keep`, whole.
 
     Raises:
-        UserError: If the file cannot be written. The old one stays as it was.
+        UserError: If the path is no regular file, or cannot be written. The old file stays whole.
     """
     beside = path.with_name(path.name + ".tmp")
+    for each in (path, beside):
+        check_replaceable(each)
     try:
         with beside.open("wb") as file:
             file.write(content)
@@ -53,6 +64,26 @@ def _name_also(path: Path, other: Path) -> None:
         return
     beside.replace(other)
     beside.unlink(missing_ok=True)  # it stays if both names were already of the same file
+
+
+def check_replaceable(path: Path) -> None:
+    """Raises UserError if there is something at the path that is not a regular file.
+
+    A file is replaced by renaming another one over it. That would remove a device, a pipe or a
+    symbolic link itself, and leave its target as it was.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except OSError:  # nothing is there, or writing will say what is wrong
+        return
+    if stat.S_ISLNK(mode):
+        raise UserError(
+            f"cannot write {path}: it is a symbolic link to {os.readlink(path)}, which would be "
+            "replaced by a file: give the name of a regular file"
+        )
+    if not stat.S_ISREG(mode):
+        kind = KINDS.get(stat.S_IFMT(mode), "no regular file")
+        raise UserError(f"cannot write {path}: it is {kind}: give the name of a regular file")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

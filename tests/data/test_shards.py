@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import tarfile
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from crsam.data import remembered
+from crsam.data import decoder, remembered
 from crsam.data.augment import Inception
 from crsam.data.decoded import Decoded
 from crsam.data.folder import read_folder
@@ -255,3 +257,131 @@ def test_an_archive_that_took_the_place_of_another_is_read(folders: Path, tmp_pa
     after = first()
     assert not torch.equal(before, after)
     assert after[0, 0].min() > 200
+
+
+def one_member(size: bytes, pax: dict[str, str] | None = None) -> bytes:
+    """A tar file of one image whose header has this field as its size."""
+    info = tarfile.TarInfo("ant/0.jpg")
+    info.size = 512
+    info.pax_headers = pax or {}
+    content = bytearray(info.tobuf(tarfile.PAX_FORMAT))
+    header = content[-512:]
+    header[124:136] = size.ljust(12, b"\0")
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    content[-512:] = header
+    return bytes(content) + b"x" * 512 + bytes(1024)
+
+
+SIZES = {
+    "negative octal": one_member(b"-1000"),
+    "negative base-256": one_member((-1024).to_bytes(12, "big", signed=True)),
+    "a folder's mark": one_member(b"-1"),
+    "no digits": one_member(b"0x200"),
+    "unknown base": one_member(b"\xc0" + bytes(11)),
+    "negative pax": one_member(b"00000001000", {"size": "-1024"}),
+    "pax without digits": one_member(b"00000001000", {"size": "many"}),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_size_that_is_no_number_of_bytes_is_refused(name: str, tmp_path: Path) -> None:
+    """A negative size moved the reader back to the same header, again and again."""
+    file = tmp_path / "train.tar"
+    file.write_bytes(SIZES[name])
+    message = error_of(tmp_path)
+    assert message.startswith(f"{file} is damaged at byte ")
+    assert message.endswith("the size of ant/0.jpg is not a number of bytes")
+
+
+@pytest.mark.parametrize("size", [b"77777777777", b"\x80" + b"\xff" * 11])
+def test_a_member_beyond_the_end_of_the_file_is_refused(size: bytes, tmp_path: Path) -> None:
+    (tmp_path / "train.tar").write_bytes(one_member(size))
+    assert error_of(tmp_path).endswith("train.tar is cut off: it ends within ant/0.jpg")
+
+
+@pytest.mark.parametrize("line", [b"0 path=a\n", b"-5 path=a\n", b"x path=a\n", b"99 path=a\n"])
+def test_a_pax_header_that_makes_no_sense_is_refused(line: bytes, tmp_path: Path) -> None:
+    content = bytearray(one_member(b"00000001000", {"path": "ant/0.jpg", "comment": "x" * 99}))
+    content[512 : 512 + len(line)] = line
+    (tmp_path / "train.tar").write_bytes(content)
+    assert "train.tar is damaged at byte 512: its pax header" in error_of(tmp_path)
+
+
+def test_a_name_as_long_as_a_file_is_refused(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 2 << 20
+    (tmp_path / "train.tar").write_bytes(info.tobuf() + b"a" * info.size + bytes(1024))
+    assert "it has a name of 2,097,152 bytes" in error_of(tmp_path)
+
+
+def test_tar_files_deep_within_one_another_are_refused(tmp_path: Path) -> None:
+    content = one_member(b"00000001000")
+    for _ in range(40):
+        info = tarfile.TarInfo("a.tar")
+        info.size = len(content)
+        content = info.tobuf() + content.ljust(-(-len(content) // 512) * 512, b"\0") + bytes(1024)
+    (tmp_path / "train.tar").write_bytes(content)
+    assert "more than 8 tar files within one another" in error_of(tmp_path)
+
+
+def with_bomb(folders: Path, root: Path, size: int, lie: bool) -> None:
+    """Two zip files, of which one has a member ``ant/bomb.jpg`` of so many zeros."""
+    LAYOUTS["deflated"](folders, root)
+    with zipfile.ZipFile(root / "train.zip", "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("any/ant/bomb.jpg", bytes(size))
+    if lie:  # in the header of the member and in the list at the end
+        content = (root / "train.zip").read_bytes()
+        assert content.count(struct.pack("<I", size)) == 2
+        content = content.replace(struct.pack("<I", size), struct.pack("<I", 1000))
+        (root / "train.zip").write_bytes(content)
+
+
+@pytest.mark.parametrize("lie", [False, True], ids=["honest", "lies"])
+def test_a_zip_bomb_is_not_unpacked_and_named(
+    lie: bool,
+    folders: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(decoder, "LARGEST", 1 << 20)
+    with_bomb(folders, tmp_path, 64 << 20, lie)
+    images = read_folder(tmp_path, image_size=8, hold=False, workers=0).train
+    tracemalloc.start()
+    images.fetch(torch.arange(len(images)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
+    told = capsys.readouterr().err
+    assert f"{tmp_path / 'train.zip'}:any/ant/bomb.jpg cannot be read as an image: " in told
+    assert "it has more than 1 MiB, the most that an image may have" in told
+
+
+def test_a_file_or_a_member_of_a_tar_file_that_is_no_image_by_its_size_is_named(
+    folders: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(decoder, "LARGEST", 1 << 20)
+    unpacked = shutil.copytree(folders, tmp_path / "unpacked")
+    with (unpacked / "train/ant/big.jpg").open("wb") as file:
+        file.truncate(64 << 20)
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    LAYOUTS["tar"](unpacked, packed)
+    for root in (unpacked, packed):
+        images = read_folder(root, image_size=8, hold=False, workers=0).train
+        images.fetch(torch.arange(len(images)))
+        assert "ant/big.jpg cannot be read as an image: it has more" in capsys.readouterr().err
+
+
+def test_a_pipe_among_the_photographs_is_named_and_does_not_hang(
+    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unpacked = shutil.copytree(folders, tmp_path / "unpacked")
+    os.mkfifo(unpacked / "train/ant/pipe.jpg")
+    images = read_folder(unpacked, image_size=8, hold=False, workers=0).train
+    images.fetch(torch.arange(len(images)))
+    assert "pipe.jpg cannot be read as an image: it is not a regular" in capsys.readouterr().err

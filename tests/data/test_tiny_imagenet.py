@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from crsam.data import load
+from crsam.data import load, tiny_imagenet
 from crsam.errors import UserError
 
 CLASSES = ("n01", "n02", "n03")
@@ -103,3 +103,13 @@ def test_what_is_missing_or_wrong_is_told(tmp_path: Path) -> None:
     shutil.copytree(folders / "val/n03", folders / "val/n04")
     with pytest.raises(UserError, match="n04"):
         load("tiny_imagenet", zipped(folders, tmp_path / "other", "train", "val"))
+
+
+def test_labels_that_unpack_to_too_much_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny_imagenet, "LARGEST_NOTES", 1 << 20)
+    with zipfile.ZipFile(tmp_path / "all.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("val/val_annotations.txt", bytes(2 << 20))
+    with pytest.raises(UserError, match=r"all\.zip: val/val_annotations\.txt has more than 1 MiB"):
+        load("tiny_imagenet", tmp_path)

@@ -175,16 +175,16 @@ def test_a_process_that_was_killed_is_told_not_waited_for(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "LOOK", 0.05)
-    os.mkfifo(tmp_path / "endless.jpg")
+    os.mkfifo(tmp_path / "endless.tar")
     with Decoders(View(8, 8), most=2, workers=2) as decoders:
-        decoders.submit([Source(str(tmp_path / "endless.jpg"))] * 2, [None] * 2)
+        decoders.submit([Source(str(tmp_path / "endless.tar"), 0, 9)] * 2, [None] * 2)
         time.sleep(0.5)  # for each of them to have its image
         for process in decoders._processes[:count]:
             process.kill()
         words = "one of 2 processes that decode images was ended by signal 9, perhaps for want of"
         with pytest.raises(UserError, match=words):
             decoders.collect()
-        os.close(os.open(tmp_path / "endless.jpg", os.O_RDWR))  # the other one comes to an end
+        os.close(os.open(tmp_path / "endless.tar", os.O_RDWR))  # the other one comes to an end
 
 
 def test_cores_are_shared_by_the_processes_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from crsam import _arrays
 from crsam.errors import UserError
+from crsam.landscape import file as landscape_file
 from crsam.report.page import page_of
 from crsam.report.runs import Run, read_run, read_runs, run_folders
 from report.folders import add_line, make_comparison, make_landscape, make_run
@@ -150,6 +154,65 @@ def test_landscapes_that_do_not_fit_together_are_told(
     run = read_run(folder)
     assert run.landscape is None
     assert said in run.problems[0]
+
+
+def npy(header: str, content: bytes = bytes(24)) -> bytes:
+    """An array with this header, whatever it says."""
+    head = header.ljust(117).encode() + b"\n"
+    return b"\x93NUMPY\1\0" + len(head).to_bytes(2, "little") + head + content
+
+
+def described(dtype: str, shape: str) -> str:
+    return f"{{'descr': {dtype}, 'fortran_order': False, 'shape': {shape}}}"
+
+
+HOSTILE = {
+    "absurd shape": (npy(described("'<f8'", "(10101010101010,)")), "but 24 are"),
+    "beyond all memory": (npy(described("'<f8'", f"({2**62}, {2**62})")), "but 24 are there"),
+    "negative shape": (npy(described("'<f8'", "(-3,)")), "is of shape (-3,)"),
+    "texts of gigabytes": (npy(described("'<U99999999'", "(3,)")), "but 24 are there"),
+    "values without bytes": (npy(described("'V0'", "(999999999999,)"), b""), "has no values"),
+    "objects": (npy(described("'|O'", "(3,)")), "holds Python objects"),
+    "a deep header": (npy("(" * 100), "is not an array"),
+    "no array": (b"x" * 100, "is not an array"),
+    "a bomb": (npy(described("'|i1'", f"({2**26},)"), bytes(2**26)), "more than 1 MiB"),
+    "many points": (
+        npy(described("'|i1'", f"({2**17},)"), bytes(2**17)),
+        "131,072 points, more than 65,536",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_landscape_that_lies_costs_a_line_on_the_page_not_the_page(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_arrays, "LARGEST", 1 << 20)
+    monkeypatch.setattr(landscape_file, "MOST", 1 << 16)
+    array, said = HOSTILE[name]
+    make_landscape(make_run(tmp_path / "sgd/seed0", "sgd"), "sgd")
+    folder = make_run(tmp_path / "sam/seed0")
+    with zipfile.ZipFile(folder / "landscape.npz", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("x.npy", array)
+        file.writestr("loss.npy", npy(described("'<f8'", "(1, 3)")))
+    runs = read_runs([tmp_path])
+    tracemalloc.start()
+    (problem,) = read_run(folder).problems
+    assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    tracemalloc.stop()
+    assert problem.startswith("landscape.npz is not whole: ")
+    assert said in problem
+    page = page_of(runs)
+    content = json.loads(page.split(b'id="content">')[1].split(b"</script>")[0])
+    assert [run["problems"] for run in content["runs"] if run["problems"]] == [[problem]]
+    assert len(content["landscapes"]) == 1
+
+
+def test_a_file_of_gigabytes_is_not_read(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "sam/seed0")
+    with (folder / "landscape.npz").open("wb") as file:
+        file.truncate(2**40)
+    assert read_run(folder).problems == ("landscape.npz has more than 1 GiB: not read",)
 
 
 def test_a_line_is_a_landscape_without_y(tmp_path: Path) -> None:

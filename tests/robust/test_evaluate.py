@@ -241,6 +241,10 @@ def test_bad_sets_are_one_line(made: Path, run: Path) -> None:
     fails(r"fog.npy must hold bytes of shape \(60, H, W, 3\)", cifar_c=root / "large")
     (root / "large/labels.npy").write_bytes(b"nothing")
     fails("labels.npy cannot be read", cifar_c=root / "large")
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({2**70},)}}".ljust(117) + "\n"
+    lie = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header.encode()
+    (root / "large/labels.npy").write_bytes(lie)
+    fails("labels.npy cannot be read", cifar_c=root / "large")
 
 
 def test_copies_of_whole_images_are_framed_as_the_runs_own(

@@ -31,6 +31,7 @@ from crsam.experiment.fair.file import load_study
 from crsam.experiment.fair.jobs import look
 from crsam.experiment.fair.show import show_plan, show_verdict
 from crsam.experiment.folder import RunFolder
+from crsam.experiment.occupied import check_free
 from crsam.experiment.run import run
 from crsam.experiment.sweep import sweep as try_values
 from crsam.experiment.toml import load_recipe, to_toml
@@ -80,6 +81,7 @@ def train(
     with world_of(device, threads) as world:
         if world.is_main:
             _tell_idle(overrides, [asked.method])
+            check_free(place)
         done = not fresh and RunFolder(place).result() is not None
         result = run(asked, place, world, fresh=fresh)
         if world.is_main:

@@ -16,6 +16,7 @@ import mmap
 import os
 import random
 import select
+import stat
 import struct
 import sys
 import zlib
@@ -29,6 +30,8 @@ TASK = struct.Struct("<iqi")
 """Number, and where in the shared memory it is written: first byte, length."""
 TRIES = 10
 """Windows that are drawn before the middle is taken."""
+LARGEST = 256 << 20
+"""Most bytes of an encoded image, unpacked: a small archive can unpack to gigabytes."""
 LONGEST = 160
 """Letters of a reason."""
 TAKING, ANSWERING = 0, 1
@@ -191,8 +194,17 @@ def _scaled(image: Image.Image, box: Box, size: Size, scale: int) -> Image.Image
 
 
 def read(source: Source) -> bytes:
-    """The encoded image."""
+    """The bytes of an encoded image.
+
+    Raises:
+        ValueError: If there are more than `LARGEST`, whatever the archive says of their number, or
+            if they are not in a file or a zip member that can be read.
+    """
     if source.offset < 0:
+        about = os.stat(source.path)
+        if not stat.S_ISREG(about.st_mode):  # a pipe or a device would have no end
+            raise ValueError("it is not a regular file")
+        _check_size(about.st_size)
         with open(source.path, "rb", buffering=0) as file:
             return file.readall()
     about = os.stat(source.path)
@@ -204,10 +216,26 @@ def read(source: Source) -> bytes:
     packed = _range(file_number, source.offset + 30 + name + extra, source.size)
     if header[:4] != b"PK\3\4" or flags & 1 or method not in (0, 8):
         raise ValueError("not a zip member that is stored or deflated, without a password")
-    return zlib.decompress(packed, -15) if method == 8 else packed
+    return _inflated(packed) if method == 8 else packed
+
+
+def _inflated(packed: bytes) -> bytes:
+    """What a deflated zip member unpacks to."""
+    unpacking = zlib.decompressobj(-15)
+    found = unpacking.decompress(packed, LARGEST + 1)
+    _check_size(len(found))
+    if not unpacking.eof:
+        raise ValueError("its packed bytes end too early")
+    return found
+
+
+def _check_size(size: int) -> None:
+    if size > LARGEST:
+        raise ValueError(f"it has more than {LARGEST >> 20} MiB, the most that an image may have")
 
 
 def _range(file_number: int, offset: int, size: int) -> bytes:
+    _check_size(size)
     found = os.pread(file_number, size, offset)
     while 0 < len(found) < size:  # the system may give less than is asked for
         more = os.pread(file_number, size - len(found), offset + len(found))

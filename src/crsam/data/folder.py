@@ -14,6 +14,7 @@ from crsam.data.augment.inception import Inception
 from crsam.data.decoded import Decoded
 from crsam.data.decoded import hold as held
 from crsam.data.decoder import View, in_colour, read
+from crsam.data.fingerprint import fingerprint
 from crsam.data.images import Dataset, Images
 from crsam.data.listing import Listing, find_split, holds_classes, list_folder
 from crsam.errors import UserError
@@ -100,6 +101,7 @@ def read_folder(
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
         broken=tuple(each.broken for each in listings),
+        fingerprint=fingerprint(listings),
     )
 
 

@@ -144,6 +144,8 @@ class Dataset:
     std: tuple[float, ...]
     broken: tuple[Broken, ...] = ()
     """Images that could not be read, as they are found."""
+    fingerprint: str | None = None
+    """Tells apart sets of photographs. None for sets whose name fixes their images."""
 
 
 def split(images: Images, share: float, seed: int = 0) -> tuple[Images, Images]:

@@ -47,6 +47,10 @@ class Names(Sequence[str]):
         start, end = self._ends[i : i + 2].tolist()
         return os.fsdecode(self._text[start:end])
 
+    def __iter__(self) -> Iterator[str]:
+        for start, end in pairwise(self._ends.tolist()):
+            yield os.fsdecode(self._text[start:end])
+
 
 @dataclass(frozen=True, eq=False)
 class Listing:

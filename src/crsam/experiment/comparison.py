@@ -13,6 +13,7 @@ from crsam.errors import UserError
 from crsam.experiment.environment import environment
 from crsam.experiment.folder import RunFolder
 from crsam.experiment.journal import Result
+from crsam.experiment.occupied import check_free
 from crsam.experiment.recipe import Recipe, as_tables
 from crsam.experiment.run import run
 from crsam.progress import bar, on_terminal, say
@@ -71,6 +72,10 @@ def compare(
         folder: For all runs and for ``comparison.json``.
         world: The processes that take part.
         fresh: Do everything anew.
+
+    Raises:
+        UserError: If methods, seeds or recipe make no comparison, or if `folder` holds runs of
+            another recipe or somebody else's files.
     """
     if len(set(methods)) < len(methods):
         raise UserError(f"a method is named twice: {', '.join(methods)}")
@@ -85,7 +90,9 @@ def compare(
         for method in methods
     ]
     if world.is_main:  # before the first of them, not when it is some run's turn
+        check_free(Path(folder))
         for one in recipes:
+            check_free(_place(folder, one))
             RunFolder(_place(folder, one)).check(one, fresh)
     results: list[Result] = []
     shown = None if world.is_main else False

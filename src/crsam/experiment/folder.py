@@ -21,17 +21,17 @@ from typing import Any
 
 from crsam import _files
 from crsam._own import changed
+from crsam._same import has_no_part
 from crsam.errors import UserError
 from crsam.experiment.init import fingerprint
 from crsam.experiment.literal import literal
 from crsam.experiment.locks import claimed
+from crsam.experiment.occupied import check_free
 from crsam.experiment.recipe import Recipe, differences
 from crsam.experiment.toml import load_recipe, to_toml
 from crsam.models.weights import weights_file
 from crsam.progress import say
 
-CHANGES_NOTHING = ("data.root:", "data.download:", "data.workers:", "log.tensorboard:", "sweep.")
-"""Keys that a run may go on without: they change nothing that it computes."""
 OF_THE_MODEL = ("result.json", "checkpoint.pt", "checkpoint.previous.pt", "metrics.jsonl",
                 "init.json", "robustness.json", "measures-*.json", "spectrum-*.npz",
                 "landscape*.npz", "landscape*.pt")  # fmt: skip
@@ -99,7 +99,12 @@ class RunFolder:
 
     @contextmanager
     def claim(self) -> Iterator[None]:
-        """Keeps other processes from training into the same folder."""
+        """Keeps other processes from training into the same folder.
+
+        Raises:
+            UserError: If another process does, or if the folder holds somebody else's files.
+        """
+        check_free(self.path)
         with ExitStack() as stack:
             try:
                 self._made = [each for each in (self.path, *self.path.parents) if not each.exists()]
@@ -133,7 +138,9 @@ class RunFolder:
         """Raises UserError unless the run here is one of this recipe."""
         there = self.recipe()
         lines = differences(there, recipe)
-        other = [line for line in lines if not line.startswith(CHANGES_NOTHING)]
+        other = [
+            line for line in lines if not has_no_part(line.partition(":")[0], "log.tensorboard")
+        ]
         options = self._options() if there.method == recipe.method else None
         if options is not None:  # said or by default, then or now: what counts is what they are
             table = f"methods.{recipe.method}."

@@ -17,7 +17,7 @@ from crsam.errors import UserError
 from crsam.experiment.build import build_model
 from crsam.experiment.folder import RunFolder
 from crsam.experiment.recipe import Recipe
-from crsam.experiment.splits import Splits, build_data, input_dtype
+from crsam.experiment.splits import Splits, build_data, dataset_of, input_dtype
 from crsam.progress import say
 from crsam.train import checkpoint
 from crsam.train.distributed import World
@@ -26,6 +26,7 @@ Split = Literal["train", "validation", "test"]
 
 DATA_FILE = "data.json"
 """What a run remembers of its images: enough to judge its model on others without them."""
+OTHERS = "files of other names or contents"
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,7 @@ def described(splits: Splits) -> dict[str, Any]:
         "shape": list(splits.train.shape),
         "mean": splits.feed.mean,
         "std": splits.feed.std,
+        **({} if splits.fingerprint is None else {"fingerprint": splits.fingerprint}),
     }
 
 
@@ -158,10 +160,26 @@ def check_data(place: RunFolder, splits: Splits) -> None:
     there = _files.read_json(place.path / DATA_FILE)
     what = None if there is None else _difference(there, described(splits))
     if what is not None:
-        raise UserError(
-            f"{place.path} holds a run on other images ({what}): give another --out, or --fresh "
-            "to start over"
-        )
+        raise _on_others(place, what)
+
+
+def check_moved(place: RunFolder, recipe: Recipe) -> None:
+    """Raises UserError if the images were somewhere else for the run there, and were others.
+
+    A run of an earlier version has not kept a fingerprint. It counts as one on the same images.
+    """
+    if not has_moved(place, recipe):
+        return
+    there = (_files.read_json(place.path / DATA_FILE) or {}).get("fingerprint")
+    if there is not None and dataset_of(recipe).fingerprint != there:
+        raise _on_others(place, OTHERS)
+
+
+def _on_others(place: RunFolder, what: str) -> UserError:
+    return UserError(
+        f"{place.path} holds a run on other images ({what}): give another --out, or --fresh to "
+        "start over"
+    )
 
 
 def _difference(there: dict[str, Any], here: dict[str, Any]) -> str | None:
@@ -175,7 +193,10 @@ def _difference(there: dict[str, Any], here: dict[str, Any]) -> str | None:
             return f"{number} {name} images there, {here['images'].get(name)} here"
     if there.get("shape", here["shape"]) != here["shape"]:
         return f"of shape {there['shape']} there, {here['shape']} here"
-    return None if old == new else "the same classes in another order"
+    if old != new:
+        return "the same classes in another order"
+    known = there.get("fingerprint")
+    return None if known in (None, here.get("fingerprint")) else OTHERS
 
 
 def has_moved(place: RunFolder, recipe: Recipe) -> bool:

@@ -34,16 +34,23 @@ class Splits:
     """The name of each label."""
     broken: tuple[Broken, ...] = ()
     """Images that could not be read, as they are found."""
+    fingerprint: str | None = None
+    """See `Dataset`."""
+
+
+def dataset_of(recipe: Recipe) -> data.Dataset:
+    """The set of a recipe, before any of it is held out. It is kept for the next recipe."""
+    root = str(Path(recipe.data.root).expanduser().absolute())
+    # What is loaded does not depend on the rest, and is kept for runs that differ in it.
+    as_it_is = replace(recipe.data, root=root, validation=0.0, test_share=0.0, label_noise=0.0)
+    return loaded(as_it_is, windows_of(recipe))
 
 
 def build_data(recipe: Recipe, device: torch.device) -> Splits:
     """The splits, held on the device where they fit."""
     chosen = recipe.data
     windows = windows_of(recipe)
-    root = str(Path(chosen.root).expanduser().absolute())
-    # What is loaded does not depend on the rest, and is kept for runs that differ in it.
-    as_it_is = replace(chosen, root=root, validation=0.0, test_share=0.0, label_noise=0.0)
-    everything = loaded(as_it_is, windows)
+    everything = dataset_of(recipe)
     train, validation, test = everything.train, None, everything.test
     if chosen.test_share:  # drawn apart from what a run without it holds out to choose by
         train, test = data.split(train, chosen.test_share, derive(0, "test images"))
@@ -75,6 +82,7 @@ def build_data(recipe: Recipe, device: torch.device) -> Splits:
         feed,
         classes=everything.classes,
         broken=everything.broken,
+        fingerprint=everything.fingerprint,
     )
 
 

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from crsam import _files
+from crsam._same import has_no_part
 from crsam.data.batches import derive
 from crsam.errors import UserError
-from crsam.experiment.folder import CHANGES_NOTHING, RunFolder
+from crsam.experiment.folder import RunFolder
 from crsam.experiment.layers import changed
 from crsam.experiment.locks import alone, claimed, is_held
+from crsam.experiment.occupied import check_free
 from crsam.experiment.ranges import Sweep
 from crsam.experiment.recipe import Recipe, differences
+from crsam.experiment.restore import check_moved
 from crsam.experiment.run import run
 from crsam.experiment.toml import load_recipe, to_toml
 from crsam.progress import bar, on_terminal, say
@@ -62,13 +65,15 @@ def sweep(
         All trials, the best one first.
 
     Raises:
-        UserError: If there are no ranges, the folder holds another sweep, or Optuna is missing.
+        UserError: If there are no ranges, if the folder holds another sweep or somebody else's
+            files, or if Optuna is missing.
         Stopped: If the user asked to.
     """
     optuna, world, place = _optuna(), world or World(), Path(folder)
     if world.size > 1:
         raise UserError("a sweep has no use for torchrun: start several crsam sweep instead")
     ranges = ranges_of(recipe)
+    check_free(place)
     place.mkdir(parents=True, exist_ok=True)
     wanted = recipe.sweep.trials if trials is None else trials
     with _working(place) as worker, stoppable() as stop:
@@ -220,10 +225,13 @@ def _study(optuna: Any, recipe: Recipe, place: Path) -> Any:
     begun = place / "sweep.toml"
     if begun.exists():
         there = load_recipe(begun)
-        free = (*(key for key in CHANGES_NOTHING if key != "sweep."), "sweep.t")
-        other = [line for line in differences(there, recipe) if not line.startswith(free)]
+        other = [line for line in differences(there, recipe) if not _is_free(line)]
         if other:
             raise UserError(f"{place} holds another sweep ({other[0]}): give another --out")
+        for each in study.trials:
+            trial = RunFolder(place / _name(each))
+            if trial.recipe_file.is_file():
+                check_moved(trial, recipe)
     else:
         _files.write(begun, to_toml(recipe).encode())
     # Workers must not all draw the same: each seeds with how many trials it finds.
@@ -233,6 +241,14 @@ def _study(optuna: Any, recipe: Recipe, place: Path) -> Any:
     epochs = recipe.train.epochs
     study.pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=epochs // 5)
     return study
+
+
+def _is_free(difference: str) -> bool:
+    """Whether a sweep may go on in spite of it: its ranges must stay, the number of trials not."""
+    key = difference.partition(":")[0]
+    if key.startswith("sweep."):
+        return key.startswith("sweep.t")
+    return has_no_part(key, "log.tensorboard")
 
 
 def _revive(optuna: Any, study: Any, place: Path) -> None:

@@ -7,8 +7,6 @@ import io
 import json
 import math
 import time
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from crsam._arrays import arrays_in, content_of
 from crsam._batches import tensors_in
 from crsam._files import write
 from crsam.errors import UserError
@@ -25,9 +24,8 @@ from crsam.landscape.place import Place
 
 EVERY = 5.0
 """Seconds between two writings: what a kill can cost."""
-UNREADABLE = (AttributeError, EOFError, KeyError, NotImplementedError, OSError, TypeError,
-              zipfile.BadZipFile, zlib.error)  # fmt: skip
-"""What `numpy.load` raises for what is not an ``.npz``, beside ValueError."""
+MOST = 1 << 24
+"""Points of a landscape: a plane of 4096 by 4096."""
 
 
 class Keeper:
@@ -148,7 +146,7 @@ def load(path: str | Path) -> tuple[Surface, dict[str, Any]]:
         crsam.errors.UserError: cannot read nowhere.npz: No such file or directory
     """
     try:
-        return parsed(Path(path).read_bytes())
+        return parsed(content_of(Path(path)))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
@@ -156,23 +154,22 @@ def load(path: str | Path) -> tuple[Surface, dict[str, Any]]:
 
 
 def parsed(raw: bytes) -> tuple[Surface, dict[str, Any]]:
-    """The same, of the content of a file.
+    """The landscape in the content of a file, and what is said about it.
 
     Raises:
         ValueError: If it is not a landscape, with the reason.
     """
-    try:
-        with np.load(io.BytesIO(raw), allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
-    except UNREADABLE as error:
-        raise ValueError("not a file of arrays") from error
+    found = arrays_in(raw)
     for name in ("x", "loss"):
         if name not in found:
             raise ValueError(f"it has no array {name}")
     arrays = {name: found[name] for name in ("x", "y", "loss", "accuracy") if name in found}
     if any(array.dtype.kind not in "fiu" for array in arrays.values()):
         raise ValueError("an array does not hold numbers")
-    numbers = {name: array.astype(np.float64) for name, array in arrays.items()}
+    most = max(array.size for array in arrays.values())
+    if most > MOST:
+        raise ValueError(f"it has {most:,} points, more than {MOST:,}")
+    numbers: dict[str, Array] = {name: array.astype(np.float64) for name, array in arrays.items()}
     x, y = numbers["x"].ravel(), numbers["y"].ravel() if "y" in numbers else None
     if not all(axis.size and np.isfinite(axis).all() for axis in (x, y) if axis is not None):
         raise ValueError("x or y is not finite, or empty")
@@ -181,7 +178,10 @@ def parsed(raw: bytes) -> tuple[Surface, dict[str, Any]]:
         if numbers[name].shape not in (shape, (1, *shape)[-2:]):
             raise ValueError(f"{name} is of shape {numbers[name].shape}, x and y ask for {shape}")
         numbers[name] = numbers[name].reshape(shape)
-    about = json.loads(str(found["about"])) if "about" in found else {}
+    try:
+        about = json.loads(str(found["about"])) if "about" in found else {}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"what it says about itself is not JSON: {error}") from error
     surface = Surface(x, y, numbers["loss"], numbers.get("accuracy"))
     return surface, about if isinstance(about, dict) else {}
 

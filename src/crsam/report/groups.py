@@ -10,11 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from crsam._same import different_sets, has_no_part
 from crsam._tables import flat
 from crsam.report.runs import Run
-
-CHANGES_NOTHING = ("seed", "data.root", "data.download", "data.workers", "log", "measure", "sweep")
-"""Keys and tables of a recipe that do not change what a method computes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,16 +56,21 @@ class Mean:
 def grouped(runs: Iterable[Run]) -> list[Group]:
     """The runs in groups: plain optimizers first, then SAM, its family, and CR-SAM.
 
+    Runs on different photographs are in different groups; see `different_sets`.
     A run whose recipe cannot be read is a group of its own: there is no telling where it belongs.
     Nor does a seed count twice: a second run of one is in a second group.
     """
     found: dict[tuple[str, int], list[Run]] = {}
+    recipes: dict[str, dict[str, str]] = {}
     times: Counter[tuple[str, int | None]] = Counter()
-    for run in runs:
-        same = json.dumps(_relevant(run), sort_keys=True) if run.recipe else run.name
+    every = list(runs)
+    for run, images in zip(every, different_sets([run.origin for run in every])):
+        relevant = _relevant(run, images)
+        same = json.dumps(relevant, sort_keys=True) if run.recipe else run.name
+        recipes[same] = relevant
         found.setdefault((same, times[same, run.seed]), []).append(run)
         times[same, run.seed] += 1
-    alike = [Group("", tuple(_by_seed(mine)), _relevant(mine[0])) for mine in found.values()]
+    alike = [Group("", tuple(_by_seed(mine)), recipes[same]) for (same, _), mine in found.items()]
     settings = list(dict.fromkeys(json.dumps(group.setting, sort_keys=True) for group in alike))
     alike.sort(
         key=lambda group: (
@@ -151,19 +154,21 @@ def changes_nothing(key: str) -> bool:
         >>> changes_nothing("log.every"), changes_nothing("train.epochs")
         (True, False)
     """
-    return key in CHANGES_NOTHING or key.split(".")[0] in CHANGES_NOTHING
+    return has_no_part(key, "seed", "log", "measure")
 
 
-def _relevant(run: Run) -> dict[str, str]:
+def _relevant(run: Run, images: str) -> dict[str, str]:
+    """By dotted keys what decides the results of a run; as `data.root` its images, if need be."""
     tables = dict(run.recipe)
     methods = tables.pop("methods", None)
     own = methods.get(run.method) if isinstance(methods, dict) else None
     found = flat(tables) | flat({"method": own} if isinstance(own, dict) else {})
-    return {
+    told = {
         key: value if isinstance(value, str) else json.dumps(value, default=str)
         for key, value in found.items()
         if not changes_nothing(key)
     }
+    return {**told, "data.root": images} if images else told
 
 
 def _by_seed(runs: Sequence[Run]) -> list[Run]:

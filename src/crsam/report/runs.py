@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from crsam._names import slug
+from crsam._same import Origin
 from crsam.errors import UserError
 from crsam.report.landscapes import Landscape, read_landscape
 
 FILES = ("recipe.toml", "metrics.jsonl", "result.json", "environment.json", "checkpoint.pt",
          "checkpoint.previous.pt")  # fmt: skip
 """A folder that holds one of these is a run."""
+LARGEST = 1 << 30
+"""Most bytes of a file that is read."""
 DEEPEST = 8
 """Folders below folders that are looked into."""
 
@@ -42,6 +45,8 @@ class Run:
     result: dict[str, Any] = field(default_factory=dict)
     """``result.json``; empty until the run has ended."""
     environment: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    """``data.json``: what the run remembers of its images."""
     measures: dict[str, dict[str, Any]] = field(default_factory=dict)
     """``measures-SPLIT.json``, by split."""
     robustness: dict[str, Any] = field(default_factory=dict)
@@ -60,6 +65,13 @@ class Run:
         if self.result:
             return "done" if self.result.get("diverged_at") is None else "diverged"
         return "unfinished" if self.recipe or self.metrics else "broken"
+
+    @property
+    def origin(self) -> Origin:
+        """Where its images come from."""
+        table = self.recipe.get("data")
+        given = table if isinstance(table, dict) else {}
+        return Origin(given.get("name"), given.get("root"), self.data.get("fingerprint"))
 
     @property
     def method(self) -> str:
@@ -158,7 +170,12 @@ def read_run(folder: Path, name: str | None = None, within: Path | None = None) 
             if not _inside(path.resolve(), within):
                 problems.append(f"{file} is a link out of the folder: not read")
                 return empty
+            if path.stat().st_size > LARGEST:
+                problems.append(f"{file} has more than {LARGEST >> 30} GiB: not read")
+                return empty
             return parse(path.read_bytes())
+        except MemoryError:
+            problems.append(f"{file} needs more memory than there is")
         except OSError as error:
             problems.append(f"{file} cannot be read: {error.strerror or error}")
         except (ValueError, RecursionError) as error:
@@ -171,6 +188,7 @@ def read_run(folder: Path, name: str | None = None, within: Path | None = None) 
     problems += [f"metrics.jsonl: {reason}" for reason in torn]
     recipe = read("recipe.toml", lambda raw: tomllib.loads(raw.decode()), {}) if text else {}
     result, environment = read("result.json", _table, {}), read("environment.json", _table, {})
+    data = read("data.json", _table, {})
     measures = {
         file.stem.removeprefix("measures-"): found
         for file in _matching(folder, "measures-*.json")
@@ -190,6 +208,7 @@ def read_run(folder: Path, name: str | None = None, within: Path | None = None) 
         metrics=lines,
         result=result,
         environment=environment,
+        data=data,
         measures=measures,
         robustness=robustness,
         landscape=landscape,

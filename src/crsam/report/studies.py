@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from crsam._files import read_json
+from crsam._same import Origin, different_sets
 from crsam._tables import flat
 from crsam.errors import UserError
 from crsam.interval import Interval, interval
@@ -168,9 +169,16 @@ def read_studies(paths: Sequence[str | Path]) -> tuple[list[Study], list[str]]:
     files = list({file.resolve(): file for file in files}.values())
     found: list[Study] = []
     problems: list[str] = []
+    contents: list[tuple[Path, str, dict[str, Any]]] = []
     for file, name in zip(files, _names(files)):
         try:
-            study = _study(file, name)
+            contents.append((file, name, _content(file)))
+        except UserError as error:
+            problems.append(str(error))
+    sets = different_sets([_origin(content) for _, _, content in contents])
+    for (file, name, content), images in zip(contents, sets):
+        try:
+            study = _study(file, name, content, images)
         except UserError as error:
             problems.append(str(error))
             continue
@@ -195,19 +203,30 @@ def _names(files: Sequence[Path]) -> list[str]:
     return ends
 
 
-def _study(file: Path, source: str) -> Study:
+def _content(file: Path) -> dict[str, Any]:
     content = read_json(file)
     if content is None or content.get("kind") != KIND:
         raise UserError(f"{file} is not the summary of a study, as crsam study writes it")
+    return content
+
+
+def _origin(content: Mapping[str, Any]) -> Origin:
+    recipe = content.get("recipe")
+    table = recipe.get("data") if isinstance(recipe, dict) else None
+    given = table if isinstance(table, dict) else {}
+    return Origin(given.get("name"), given.get("root"), content.get("images"))
+
+
+def _study(file: Path, source: str, content: Mapping[str, Any], images: str) -> Study:
     try:
-        return _read(content, source)
+        return _read(content, source, images)
     except KeyError as error:
         raise UserError(f"{file} is not a whole summary: it has no {error}") from error
     except (TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{file} is not a whole summary: {error}") from error
 
 
-def _read(content: Mapping[str, Any], source: str) -> Study:
+def _read(content: Mapping[str, Any], source: str, images: str) -> Study:
     recipe, verdict = flat(content["recipe"]), content["verdict"]
     study = Study(
         f"{recipe['model.name']} on {recipe['data.name']}", content["reference"], [source]
@@ -219,7 +238,7 @@ def _read(content: Mapping[str, Any], source: str) -> Study:
             continue
         place = study.longer if run["stage"] == "equal-time" else study.final
         options = flat({"options": (content.get("options") or {}).get(run["contestant"]) or {}})
-        one = Contestant(run["contestant"], source, _settings({**whole, **options}))
+        one = Contestant(run["contestant"], source, _settings({**whole, **options}, images))
         one.epochs.add(whole[EPOCHS])
         if place is study.longer:
             del one.settings[EPOCHS]
@@ -296,13 +315,12 @@ def _alike(one: Contestant, other: Contestant) -> bool:
     )
 
 
-def _settings(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(recipe: Mapping[str, Any], images: str) -> dict[str, Any]:
+    """What decides the results of a run, by dotted keys; as `data.root` its images, if need be."""
     own = f"methods.{recipe['method']}."
     found = {
         key: value
         for key, value in recipe.items()
         if not changes_nothing(key) and (key.startswith(own) or not key.startswith("methods."))
     }
-    if recipe["data.name"] == "folder":  # whose root is the data
-        found["data.root"] = recipe.get("data.root")
-    return found
+    return {**found, "data.root": images} if images else found

@@ -15,7 +15,7 @@ from crsam.errors import UserError
 from crsam.progress import bar
 from crsam.robust.constants import NAMES, SEVERITIES
 from crsam.robust.corrupt import check_asked
-from crsam.robust.layouts import Cell
+from crsam.robust.layouts import Cell, array_in
 from crsam.robust.sampling import Bytes
 from crsam.robust.settings import Copied, Settings, begin
 from crsam.robust.workers import number_of, worked
@@ -53,7 +53,7 @@ def corrupt_arrays(
     each, total = len(images), len(images) * len(SEVERITIES)
     file = dest / "labels.npy"
     stacked = np.tile(labels, len(SEVERITIES)).astype(np.uint8)
-    if file.exists() and not np.array_equal(np.load(file), stacked):
+    if file.exists() and not np.array_equal(array_in(file), stacked):
         raise UserError(f"{dest} holds a copy of other images: give another folder")
     _save(file, stacked)
     wanted = [name for name in names if not (dest / f"{name}.npy").exists()]

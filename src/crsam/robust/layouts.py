@@ -132,7 +132,7 @@ def find_arrays(root: Path) -> CorruptedArrays:
     """
     if not (root / "labels.npy").is_file():
         raise UserError(f"{root} holds no labels.npy: it is not in the layout of CIFAR-10-C")
-    labels = _array(root / "labels.npy").astype(np.int64)
+    labels = array_in(root / "labels.npy").astype(np.int64)
     if labels.ndim != 1 or not len(labels) or len(labels) % len(SEVERITIES):
         raise UserError(
             f"{root / 'labels.npy'} must hold the labels of five severities, one after the other, "
@@ -145,7 +145,7 @@ def find_arrays(root: Path) -> CorruptedArrays:
     missing = [name for name in NAMES if not (root / f"{name}.npy").is_file()]
     for name in NAMES:
         if name not in missing:
-            images = _array(root / f"{name}.npy")
+            images = array_in(root / f"{name}.npy")
             fits = images.ndim == 4 and len(images) == len(labels) and images.shape[3] == 3
             if images.dtype != np.uint8 or not fits:
                 raise UserError(
@@ -159,9 +159,15 @@ def find_arrays(root: Path) -> CorruptedArrays:
     return CorruptedArrays(root, cells, labels[:each], tuple(missing))
 
 
-def _array(file: Path) -> npt.NDArray[Any]:
+def array_in(file: Path) -> npt.NDArray[Any]:
+    """The array in an ``.npy`` file, read when it is looked at.
+
+    Raises:
+        UserError: If it cannot be read.
+    """
     try:
         found: npt.NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
         return found
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # of a header that lies, numpy may raise anything
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"{file} cannot be read: {reason}") from error

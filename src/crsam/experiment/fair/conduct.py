@@ -23,6 +23,7 @@ from crsam.experiment.fair.summary import write_summary
 from crsam.experiment.folder import RunFolder
 from crsam.experiment.locks import alone, claimed, is_held
 from crsam.experiment.measure import Setting, measure_run
+from crsam.experiment.occupied import check_free
 from crsam.experiment.run import run
 from crsam.progress import bar, on_terminal, say
 from crsam.train.distributed import World
@@ -135,11 +136,13 @@ def _joined(folder: Path, world: World, fresh: bool) -> Iterator[None]:
     """Within, this process, or those of its world, work on the study.
 
     Raises:
-        UserError: If others do, and it cannot be shared: the processes of a world might not see the
-            same runs of others as done.
+        UserError: If the folder holds somebody else's files. Or if other processes work on the
+            study and it cannot be shared: the processes of a world might not see the same runs of
+            others as done.
     """
     with ExitStack() as stack:
         if world.is_main:
+            check_free(folder)
             shared = not fresh and world.size == 1
             try:
                 folder.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from crsam.experiment.folder import RunFolder
 from crsam.experiment.journal import Result
 from crsam.experiment.literal import literal
 from crsam.experiment.recipe import Recipe
+from crsam.experiment.restore import check_moved
 from crsam.experiment.values import Table
 
 Stage = Literal["choose", "final", "equal-time"]
@@ -272,6 +273,7 @@ def _with_result(study: Study, folder: Path, job: Job) -> Job:
     place, wanted = RunFolder(folder / job.place), study.measure
     if place.result_file.exists() and place.recipe_file.exists():
         place.check_recipe(job.recipe)
+        check_moved(place, job.recipe)
     result = place.result()
     if wanted is None or job.stage == "choose" or result is None or has_diverged(result):
         return replace(job, result=result)

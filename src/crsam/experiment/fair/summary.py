@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from crsam.experiment.fair.jobs import Job, Progress
 from crsam.experiment.fair.verdict import verdict
 from crsam.experiment.folder import RunFolder, finite
 from crsam.experiment.recipe import as_tables
+from crsam.experiment.restore import DATA_FILE
 from crsam.experiment.robustness.section import read_sections
 
 LIMIT = 200_000
@@ -65,12 +66,19 @@ def summary(progress: Progress, folder: Path, every: int = 1) -> dict[str, Any]:
         "is_complete": progress.is_complete,
         "reference": study.reference,
         "recipe": recipe,
+        "images": _fingerprint(folder, done),
         "commands": sorted({origin["command"] for origin in origins.values()}),
         "options": options,
         "chosen": {name: dict(setting) for name, setting in progress.chosen.items()},
         "verdict": verdict(progress).as_json(),
         "runs": [_run(job, folder, flat(recipe), every) for job in done],
     }
+
+
+def _fingerprint(folder: Path, done: Sequence[Job]) -> str | None:
+    """That of the images, which is the same for all runs; None if no run has kept one."""
+    found = (_files.read_json(folder / job.place / DATA_FILE) or {} for job in done)
+    return next((each["fingerprint"] for each in found if each.get("fingerprint")), None)
 
 
 def as_text(content: Mapping[str, Any]) -> str:

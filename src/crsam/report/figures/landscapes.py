@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from crsam._arrays import content_of
 from crsam.report.figures import style
 from crsam.report.groups import Group, is_number
 from crsam.report.landscapes import Landscape, read_landscape
@@ -62,7 +63,7 @@ def found_in(groups: Sequence[Group]) -> dict[str, list[Shown]]:
 def _read(file: Path) -> Landscape | None:
     """None if it is none: a run's folder may hold other arrays."""
     try:
-        return read_landscape(file.read_bytes())
+        return read_landscape(content_of(file))
     except (OSError, ValueError, TypeError):
         return None
 

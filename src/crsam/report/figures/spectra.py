@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from crsam._arrays import arrays_in, content_of
 from crsam.curvature import Density
 from crsam.report.figures import style
 from crsam.report.groups import Group
@@ -36,12 +36,12 @@ def _first(group: Group, stem: str) -> Density | None:
 
 
 def _read(file: Path) -> Density | None:
-    """None if it is not there or not whole."""
+    """The density in a file; None if there is no whole one."""
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            nodes, weights = (torch.from_numpy(arrays[name]) for name in ("nodes", "weights"))
-            return Density(nodes, weights, int(arrays["num_weights"]))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        found = arrays_in(content_of(file))
+        nodes, weights = (torch.from_numpy(found[name]) for name in ("nodes", "weights"))
+        return Density(nodes, weights, int(found["num_weights"]))
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from crsam._files import write
+from crsam._files import check_replaceable, write
 from crsam.errors import UserError
 from crsam.progress import say
 from crsam.report.page.content import Content, content_of
@@ -42,13 +42,12 @@ def write_page(
     Raises:
         UserError: If there is no run, or the file cannot be written.
     """
+    place = Path(file)
+    check_replaceable(place)  # before all runs are read
     found = read_runs(paths)
     runs = found if everything else tested(found)
     if len(runs) < len(found):
         say(f"runs that were only to choose by are left out: {len(found) - len(runs)} (--all)")
-    place = Path(file)
-    if place.is_dir():
-        raise UserError(f"{place} is a folder: -o takes the name of a file, such as report.html")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
