@@ -48,6 +48,9 @@ def old_graph() -> ClosureError:
     )
 
 
+_Statistics = tuple[int, Tensor]
+
+
 class StatisticsWatch:
     """Finds out once whether batch norm moves its running statistics after the first pass.
 
@@ -60,34 +63,28 @@ class StatisticsWatch:
         self.is_done = False
         self.found = False
 
-    def begin(self, params: Sequence[Tensor]) -> list[tuple[_BatchNorm, int, Tensor]]:
-        """Batch norms that may move, with the version of their counter and a copy of their mean."""
+    def begin(self, params: Sequence[Tensor]) -> list[tuple[_BatchNorm, _Statistics]]:
+        """Batch norms that may move, with copies of their statistics."""
         sizes = [len(p) for p in params if p.dim() == 1]
         if len(set(sizes)) == len(sizes):  # a batch norm has a weight and a bias of one size
             return []
         # issubclass, because isinstance calls properties of proxies that libraries define.
         norms = [each for each in gc.get_objects() if issubclass(type(each), _BatchNorm)]
-        return [
-            (norm, norm.num_batches_tracked._version, norm.running_mean.clone())
-            for norm in norms
-            if norm.__dict__.get("training") and all(map(_is_plain, _statistics(norm)))
-        ]
+        begun = [(norm, _statistics(norm)) for norm in norms if norm.__dict__.get("training")]
+        return [(norm, found) for norm, found in begun if found is not None]
 
-    def end(self, begun: list[tuple[_BatchNorm, int, Tensor]]) -> None:
-        """Compares. A momentum of 0 counts batches, but moves no statistics."""
+    def end(self, begun: list[tuple[_BatchNorm, _Statistics]]) -> None:
+        """Compares. With a momentum of 0, batches are counted and nothing else moves."""
         self.is_done = True
-        self.found = any(
-            all(map(_is_plain, _statistics(norm)))
-            and norm.num_batches_tracked._version != version
-            and not torch.equal(norm.running_mean, mean)
-            for norm, version, mean in begun
-        )
+        for norm, (version, mean) in begun:
+            now = _statistics(norm)
+            if now is not None and now[0] != version and not torch.equal(now[1], mean):
+                self.found = True
 
 
-def _statistics(norm: _BatchNorm) -> list[Tensor | None]:
-    return [norm._buffers.get(name) for name in ("running_mean", "num_batches_tracked")]
-
-
-def _is_plain(buffer: Tensor | None) -> bool:
-    """Whether it holds numbers and counts its versions."""
-    return buffer is not None and not (is_lazy(buffer) or buffer.is_inference() or buffer.is_meta)
+def _statistics(norm: _BatchNorm) -> _Statistics | None:
+    """The version of its counter and a copy of its mean, where it has them."""
+    mean, counter = (norm._buffers.get(name) for name in ("running_mean", "num_batches_tracked"))
+    if mean is None or counter is None or is_lazy(mean) or mean.is_meta or counter.is_inference():
+        return None
+    return counter._version, mean.clone()
