@@ -115,7 +115,7 @@ def test_a_closure_of_one_micro_batch_is_refused() -> None:
 
 def test_mistakes_are_one_clear_line() -> None:
     accelerator, model = accelerate.Accelerator(cpu=True), tasks.net()
-    opt = tasks.make("sam", model, model=model)
+    opt = tasks.make("sam", model)
     with pytest.raises(ValueError, match=r"must come out of accelerator\.prepare"):
         SharpnessAwareStep(accelerator, model, opt, loss_fn)
     sgd = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
