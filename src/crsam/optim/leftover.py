@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from crsam.optim.mistakes import ClosureError
 
 _followed: WeakKeyDictionary[Optimizer, tuple[TensorWeakRef, int]] = WeakKeyDictionary()
 """The first gradient of our last step of each base, and its version then."""
-_in_passes: WeakSet[Optimizer] = WeakSet()
+_in_passes: set[Optimizer] = set()
 """Bases of steps whose closure is being called."""
 
 
