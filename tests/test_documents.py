@@ -45,7 +45,7 @@ body, head = list(body.parameters()), list(head.parameters())
 x, y = torch.randn(16, 5), torch.randint(3, (16,))
 loader = [(x, y)] * 3
 base = torch.optim.SGD(model.parameters(), lr=0.05)
-opt = crsam.SAM(base)
+opt = crsam.SAM(base, model=model)
 import copy
 from crsam import curvature
 other = copy.deepcopy(model)

@@ -145,7 +145,7 @@ def test_the_page_on_scripts_in_timms_style_runs() -> None:
 
 def test_the_page_on_loggers_runs() -> None:
     model = tasks.net()
-    opt = tasks.make("crsam", model)
+    opt = tasks.make("crsam", model, model=model)
     x, y = tasks.data()
 
     def closure() -> Tensor:

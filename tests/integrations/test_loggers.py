@@ -17,7 +17,7 @@ from integrations import tasks
 
 def one_step(method: str = "crsam") -> Any:
     model = tasks.net()
-    opt = tasks.make(method, model)
+    opt = tasks.make(method, model, model=model)
     x, y = tasks.data()
     assert scalars(opt) == {}
 

@@ -54,7 +54,7 @@ def test_a_base_that_has_been_training_keeps_its_state() -> None:
 def test_a_second_wrapper_of_the_same_base_takes_its_own_hyper_parameters() -> None:
     model = problems.conv_net()
     base = SGD(model.parameters(), lr=0.05)
-    train(model, crsam.SAM(base, rho=0.05))
+    train(model, crsam.SAM(base, rho=0.05, model=model))
     opt = crsam.SAM(base, rho=0.2)
     assert opt.param_groups[0]["rho"] == 0.2
     assert opt.param_groups[0]["crsam_step"] == 0
@@ -97,7 +97,7 @@ def test_a_checkpoint_can_be_taken_up_by_the_plain_base_and_then_by_another_meth
     plain.load_state_dict(opt.state_dict())
     train(model, plain)
     momentum = [plain.state[p]["momentum_buffer"].clone() for p in model.parameters()]
-    other = crsam.LookSAM(plain, k=2)
+    other = crsam.LookSAM(plain, k=2, model=model)
     for p, before in zip(model.parameters(), momentum):
         assert torch.equal(other.state[p]["momentum_buffer"], before)
     assert other.param_groups[0]["rho"] == 0.05  # its own
@@ -123,7 +123,7 @@ def test_the_checkpoint_of_another_method_is_refused_and_changes_nothing(
     saved, opts = {}, {}
     for name in crsam.methods():
         model = problems.conv_net()
-        opts[name] = crsam.make(name, base(model.parameters(), lr=0.05))
+        opts[name] = crsam.make(name, base(model.parameters(), lr=0.05), model=model)
         opts[name].step(problems.samples_of(model, x, y))
         saved[name] = opts[name].state_dict()
     opt, before = opts[method], str(opts[method].state_dict())
@@ -163,7 +163,8 @@ def test_what_earlier_methods_left_in_a_base_is_no_part_of_a_checkpoint(kind: An
 
 def test_a_groups_own_entry_may_have_a_name_that_another_method_uses() -> None:
     def opt() -> crsam.SharpnessAware:
-        return crsam.SAM(SGD([{"params": model.parameters(), "sigma": "mine"}], lr=0.05))
+        groups = [{"params": model.parameters(), "sigma": "mine"}]
+        return crsam.SAM(SGD(groups, lr=0.05), model=model)
 
     model = problems.conv_net()
     saved = opt()
@@ -261,7 +262,8 @@ def test_bf16_weights_come_back_bit_for_bit() -> None:
 def test_parts_given_by_keyword() -> None:
     model = problems.conv_net()
     base = SGD(model.parameters(), lr=0.05)
-    opt = crsam.SharpnessAware(base, ascent=Gradient(0.1), objective=SurrogateGap(0.2))
+    parts: dict[str, Any] = {"ascent": Gradient(0.1), "objective": SurrogateGap(0.2)}
+    opt = crsam.SharpnessAware(base, **parts, model=model)
     train(model, opt, 1)
     assert opt.param_groups[0]["alpha"] == 0.2
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from crsam.errors import UserError
+from crsam.optim.mistakes import check_real
 
 Scaler = Callable[[Tensor], Tensor]
 
@@ -103,6 +104,7 @@ class PerSample(Divisible):
     def losses(self, part: Tensor | slice = slice(None)) -> Tensor:
         """The loss of each sample in `part`."""
         losses = self._losses(part)
+        check_real(losses)
         expected = len(range(self.num_samples)[part]) if isinstance(part, slice) else len(part)
         if not isinstance(losses, Tensor) or losses.shape != (expected,):
             got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
@@ -223,6 +225,7 @@ class MicroBatches(Divisible):
         for i, (batch, weight) in enumerate(zip(self._batches, self._weights), start=1):
             with quiet() if i < len(self._batches) else nullcontext():
                 loss = self._loss_of(batch)
+                check_real(loss)
                 if not isinstance(loss, Tensor) or loss.numel() != 1:
                     raise RuntimeError(
                         "loss_of(micro_batch) must return the mean loss of the micro-batch, got "

@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from crsam import _tensors as tn
 from crsam._stateless import Together, everywhere
+from crsam.optim.mistakes import check_real
 from crsam.optim.replay import is_torchs_norm
 from crsam.optim.stale import replaced
 from crsam.optim.ways import Way
@@ -170,6 +171,7 @@ class Functional:
             state = everywhere(self.model, {**tensors, **buffers})
             out = self._evaluate({f"model.{name}": t for name, t in state.items()}, self.batch)
             loss, extra = out if isinstance(out, tuple) else (out, None)
+            check_real(loss)
             grads = torch.autograd.grad(loss, leaves, allow_unused=True)
         return loss.detach(), None if extra is None else extra.detach(), _apart(grads)
 

@@ -1,12 +1,15 @@
-"""A ``base.step()`` left over in a loop whose step we take: refused, where it is certain.
+"""Refuses steps of the base optimizer that the user's code takes beside ours.
 
-That is where the base is to follow the very gradient that it has followed with us, into which
-nothing has been written since. (Clipping writes, so behind it this is not noticed.)
+Two mistakes are certain. The closure calls ``base.step()`` or ``opt.step()``: every pass would
+then move the weights. Or ``base.step()`` follows ``opt.step(closure)`` with the same gradient, into
+which nothing has been written since. (Clipping writes into it, so a step after clipping is not
+noticed.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,8 +18,35 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.weak import TensorWeakRef
 
+from crsam.optim.mistakes import ClosureError
+
 _followed: WeakKeyDictionary[Optimizer, tuple[TensorWeakRef, int]] = WeakKeyDictionary()
 """The first gradient of our last step of each base, and its version then."""
+_in_passes: set[Optimizer] = set()
+"""Bases of steps whose closure is being called."""
+
+
+def check_not_within(base: Optimizer, method: str) -> None:
+    """Raises `ClosureError` if a closure of this very optimizer calls its step."""
+    if base in _in_passes:
+        raise ClosureError(
+            f"the closure calls {method}.step, which calls the closure. Delete this line: the "
+            "closure computes the loss, calls loss.backward() and returns the loss"
+        )
+
+
+@contextmanager
+def in_passes(base: Optimizer) -> Iterator[None]:
+    """Within, the base refuses to step."""
+    hooks: Mapping[int, Any] | None = getattr(base, "_optimizer_step_pre_hooks", None)
+    # Not every base has all of torch's attributes, and copies and pickles of a base have no hooks.
+    if hooks is not None and _refuse not in hooks.values():
+        base.register_step_pre_hook(_refuse)
+    _in_passes.add(base)
+    try:
+        yield
+    finally:
+        _in_passes.discard(base)
 
 
 def about_to_step(base: Optimizer) -> None:
@@ -26,16 +56,17 @@ def about_to_step(base: Optimizer) -> None:
 
 def have_stepped(base: Optimizer) -> None:
     """From now on the base takes no other step along the gradient that is there."""
-    hooks: Mapping[int, Any] | None = getattr(base, "_optimizer_step_pre_hooks", None)
     grad = _first_gradient(base)
-    if grad is None or hooks is None:  # not every base is one of torch's in all
-        return
-    if _refuse not in hooks.values():  # copies and pickles of a base have no hooks
-        base.register_step_pre_hook(_refuse)
-    _followed[base] = TensorWeakRef(grad), grad._version
+    if grad is not None:
+        _followed[base] = TensorWeakRef(grad), grad._version
 
 
 def _refuse(base: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    if base in _in_passes:
+        raise ClosureError(
+            f"the closure calls the step of {type(base).__name__}, the base optimizer. "
+            "opt.step(closure) takes that step itself. Delete this line from the closure"
+        )
     followed = _followed.get(base)
     if torch.compiler.is_compiling() or followed is None:
         return
@@ -44,8 +75,8 @@ def _refuse(base: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     (reference, version), grad = followed, _first_gradient(base)
     if grad is not None and reference() is grad and grad._version == version:
         raise RuntimeError(
-            f"this {type(base).__name__} has been stepped by opt.step(closure) already, along the "
-            "very gradient that is there: leave out its own step()"
+            f"opt.step(closure) has already taken a step of this {type(base).__name__} with the "
+            "same gradient: leave out its own step()"
         )
 
 

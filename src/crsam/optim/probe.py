@@ -18,6 +18,7 @@ from crsam import _sharded
 from crsam import _tensors as tn
 from crsam._tensors import Scale, Tensors
 from crsam.optim.closure import Divisible, PerSample, Selection
+from crsam.optim.mistakes import check_real
 from crsam.optim.parallel import Parallel
 from crsam.optim.replay import Replay
 from crsam.optim.scaling import Unscaling
@@ -246,6 +247,7 @@ class ClosureProbe:
 
 def as_scalar(loss: Tensor | float | None) -> Tensor:
     """What a closure returned, as a 0-d tensor that is ours to keep."""
+    check_real(loss)
     if not isinstance(loss, Tensor | float | int):
         raise RuntimeError(f"the closure returned {type(loss).__name__}: it must return the loss")
     if not isinstance(loss, Tensor):

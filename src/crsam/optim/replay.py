@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from crsam import _tensors as tn
+from crsam.optim.mistakes import StatisticsWatch, old_graph, uses_an_old_graph
 
 _moving: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 """Of each module that was looked at, the buffers and untrained parameters that passes move."""
@@ -47,14 +48,21 @@ class Replay:
 
     Gradients of parameters of `model` that another optimizer trains are the first pass's too.
 
-    With `undoes`, what the first pass did to the buffers can be undone.
+    `undo` puts back the buffers that were seen to move in this or an earlier step; with `undoes`,
+    all of them. A `watch` looks at the second pass.
     """
 
     def __init__(
-        self, params: Sequence[Tensor], model: nn.Module | None, undoes: bool = False
+        self,
+        params: Sequence[Tensor],
+        model: nn.Module | None,
+        undoes: bool = False,
+        watch: StatisticsWatch | None = None,
     ) -> None:
+        self.params = params
         self.model = model
         self.undoes = undoes
+        self.watch = watch
         self.before: list[_Buffer] = []
         self.restarted: list[_Buffer] = []
         self.after: list[_Buffer] = []
@@ -84,8 +92,16 @@ class Replay:
         _put_back(self.restarted)
         for p in self.frozen:
             p.restart()
+        watch = None if self.watch is None or self.watch.is_done else self.watch
+        begun = [] if watch is None else watch.begin(self.params)
         try:
             yield
+            if watch is not None:
+                watch.end(begun)
+        except RuntimeError as error:
+            if uses_an_old_graph(error):
+                raise old_graph() from error
+            raise
         finally:
             self._set_random_states(after)
             _put_back(self.after)
@@ -97,19 +113,24 @@ class Replay:
                 else:
                     other.grad.copy_(grad)
 
+    def begun(self) -> Replay:
+        """Itself, able to `undo` and `rewind` passes that it does not see."""
+        self.start = self._random_states()
+        self._begin()
+        return self
+
     def _begin(self) -> dict[int, tuple[Tensor, int]]:
         """Keeps what the first pass may move; all buffers, with their versions."""
         others = {id(p) for p in self.others}
         versions: dict[int, tuple[Tensor, int]] = {}
         for module in self._modules():
             known = _moving.get(module)  # None: it has not been looked at
-            reads = not is_torchs_norm(module)
             for name, b in module._buffers.items():
                 if b is not None:
                     versions[id(b)] = b, _version(b)
-                if self.undoes or (reads and (known is None or name in known)):
+                if self.undoes or known is None or name in known:
                     self.before.append(_Buffer(module, name, b, None if b is None else b.clone()))
-            self.began[id(module)] = set(module._buffers)
+            self.began[id(module)] = set(module._buffers.keys())  # scripted ones cannot be iterated
             for name, p in module._parameters.items():
                 if p is not None and not p.requires_grad and id(p) in others and _is_plain(p):
                     holds = known is None or name in known
@@ -137,9 +158,10 @@ class Replay:
         for p in self.frozen:
             _moving[p.module].add(p.name)
         moved = {(id(b.module), b.name) for b in self.after}
-        self.restarted = [b for b in self.before if (id(b.module), b.name) in moved]
+        own = [b for b in self.before if (id(b.module), b.name) in moved]
+        self.restarted = [b for b in own if self.undoes or not is_torchs_norm(b.module)]
         if not self.undoes:
-            self.before = []
+            self.before = own
 
     def undo(self) -> None:
         """Puts the buffers, and parameters that were replaced, back as they were at first."""
@@ -149,8 +171,8 @@ class Replay:
 
     def rewind(self) -> None:
         """Puts the generators back as they were before the first pass."""
-        assert self.start is not None
-        self._set_random_states(self.start)
+        if self.start is not None:
+            self._set_random_states(self.start)
 
     def _modules(self) -> Iterator[nn.Module]:
         return self.model.modules() if self.model is not None else iter(())

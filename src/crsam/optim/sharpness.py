@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Never, cast
 
@@ -25,7 +26,8 @@ from crsam.optim.checks import (
     usable,
 )
 from crsam.optim.closure import Divisible
-from crsam.optim.leftover import about_to_step, have_stepped
+from crsam.optim.leftover import about_to_step, check_not_within, have_stepped, in_passes
+from crsam.optim.mistakes import ClosureError, StatisticsWatch
 from crsam.optim.objective import Objective, WorstCase
 from crsam.optim.parallel import Parallel, Scope
 from crsam.optim.probe import Closure
@@ -109,6 +111,7 @@ class SharpnessAware(Wrapper):
         self.model, self.seed = model, seed
         self.scope, self.group = scope, group
         self._witness: SGD | None = None
+        self._watch = StatisticsWatch()
         # What steps read and draw from instead, where they are captured: see `Captured`.
         self._values: Callable[[dict[str, Any], str], Tensor] | None = None
         self._generators: Generators | None = None
@@ -139,7 +142,12 @@ class SharpnessAware(Wrapper):
 
         Raises:
             TypeError: Without a closure, or with one that cannot tell samples apart where needed.
-            RuntimeError: If the closure leaves no gradient or returns no single number.
+            RuntimeError: If the closure leaves no gradient, returns no real number, takes a step of
+                this optimizer or its base, or uses a graph that an earlier pass has freed.
+
+        Warns:
+            UserWarning: In the first step, if batch norm moves its statistics in every pass because
+                the optimizer does not know the `model`.
 
         If the closure raises, weights, base state and method state are as before the step (of an
         L-BFGS base, weights and method state). So they are, and the buffers of `model`, if a scaled
@@ -151,6 +159,7 @@ class SharpnessAware(Wrapper):
         return self._whole_step(closure, scaler)
 
     def _whole_step(self, closure: Closure | Divisible | None, scaler: GradScaler | None) -> Tensor:
+        check_not_within(self.base, type(self).__name__)
         if closure is None and only_makes_state(self.base):
             return self._make_state()
         closure = checked_closure(closure, type(self).__name__, self.parts)
@@ -207,8 +216,18 @@ class SharpnessAware(Wrapper):
         for p in self._all_params():  # of parameters frozen since their last step, too
             p.grad = None
         unscaling = None if scaler is None else Unscaling(scaler, self._trained_params())
-        passes = Passes(self.parts, self.model, unscaling)
-        step, loss, surrogate = passes(pieces_of(closure, self.scope), self._new_step)
+        watch = None if self.model is not None or self._watch.is_done else self._watch
+        # A Functional's one mistake, a complex loss, shows in the first step.
+        passes = Passes(self.parts, self.model, unscaling, undoes=not self.report, watch=watch)
+        try:
+            with in_passes(self.base):
+                step, loss, surrogate = passes(pieces_of(closure, self.scope), self._new_step)
+        except ClosureError:
+            passes.undo()
+            passes.rewind()
+            raise
+        if watch is not None and watch.found:
+            self._warn_of_statistics()
         check_kept(step.kept, step.numbers, self.parts)
         if unscaling is not None:
             self._witness = self._witness or new_witness(step.params[0].device)
@@ -222,6 +241,14 @@ class SharpnessAware(Wrapper):
             step.report["clip_scale"] = tn.clip_(surrogate, self.max_norm)
         passes.write(step.params, surrogate)
         return step, loss
+
+    def _warn_of_statistics(self) -> None:
+        warnings.warn(
+            "batch norm moves its running statistics in every pass of a step, also at weights that "
+            "the step only tries. Give the optimizer the model, so that they move once a step: "
+            f"crsam.{type(self).__name__}(base, ..., model=model)",
+            stacklevel=8,
+        )
 
     def _new_step(self, leader: Step | None = None) -> Step:
         pairs = [(p, g) for g in self.param_groups for p in g["params"] if p.requires_grad]

@@ -15,6 +15,7 @@ from crsam.optim.average import Average, average_over_ranks
 from crsam.optim.closure import Divisible
 from crsam.optim.functional import Functional
 from crsam.optim.functional_probe import FunctionalProbe
+from crsam.optim.mistakes import StatisticsWatch
 from crsam.optim.objective import Objective
 from crsam.optim.probe import Closure, ClosureProbe, Probe
 from crsam.optim.replay import Replay
@@ -56,6 +57,8 @@ class Passes:
         parts: Ascent, objective and schedule.
         model: Whose buffers the first pass alone may move.
         unscaling: Undoes the scale of gradients that were scaled for fp16.
+        undoes: Whether `undo` puts the buffers of a `Functional` back.
+        watch: Looks for batch norms that move their statistics in a pass after the first.
     """
 
     def __init__(
@@ -63,8 +66,11 @@ class Passes:
         parts: tuple[Ascent, Objective, Schedule],
         model: nn.Module | None,
         unscaling: Unscaling | None = None,
+        undoes: bool = False,
+        watch: StatisticsWatch | None = None,
     ) -> None:
         self.parts, self.model, self.unscaling = parts, model, unscaling
+        self.undoes, self.watch = undoes, watch
         self.seen: set[int] = set()
         self.sparse_dims: dict[int, int] = {}
         self._replays: list[Replay] = []
@@ -100,8 +106,11 @@ class Passes:
         probe: ClosureProbe | FunctionalProbe
         if isinstance(closure, Functional):
             probe = FunctionalProbe(closure, step.params, step.parallel)
+            if self.undoes:
+                self._replays.append(Replay(step.params, closure.model, undoes=True).begun())
         else:
-            replay = Replay(step.params, self.model, undoes=self.unscaling is not None)
+            undoes = self.unscaling is not None
+            replay = Replay(step.params, self.model, undoes, self.watch)
             self._replays.append(replay)
             probe = ClosureProbe(closure, step.params, replay, step.parallel, self.unscaling)
         probe.seen, probe.sparse_dims = self.seen, self.sparse_dims
@@ -138,3 +147,8 @@ class Passes:
         """Puts the buffers back as they were before the step."""
         for replay in reversed(self._replays):
             replay.undo()
+
+    def rewind(self) -> None:
+        """Puts the random states back as they were before the step."""
+        for replay in reversed(self._replays):
+            replay.rewind()
