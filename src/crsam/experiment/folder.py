@@ -9,7 +9,6 @@ from a file of weights. Later commands put what they find of the model beside it
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
@@ -27,16 +26,13 @@ from crsam.experiment.locks import claimed
 from crsam.experiment.recipe import Recipe, differences
 from crsam.experiment.toml import load_recipe, to_toml
 from crsam.models.weights import weights_file
-from crsam.progress import say
+from crsam.progress import say_once
 
 CHANGES_NOTHING = ("data.root:", "data.download:", "data.workers:", "log.tensorboard:", "sweep.")
 """Keys that a run may go on without: they change nothing that it computes."""
 OF_THE_MODEL = ("result.json", "checkpoint.pt", "metrics.jsonl", "init.json", "robustness.json",
                 "measures-*.json", "spectrum-*.npz", "landscape*.npz", "landscape*.pt")  # fmt: skip
 """Files that are of a run's weights, and go when it starts over."""
-
-
-_say_once = functools.cache(say)
 
 
 class RunFolder:
@@ -122,6 +118,8 @@ class RunFolder:
             table = f"methods.{recipe.method}."
             here = json.loads(json.dumps(finite(recipe.all_method_options)))
             both = {f"{table}{name}" for name in options.keys() & here.keys()}
+            if f"{table}warmup" in both:  # which has taken its value from there, if at all
+                both.add("train.rho_warmup")
             other = [line for line in other if line.partition(":")[0] not in both] + [
                 f"{table}{name}: {literal(value)} there, {literal(here[name])} here"
                 for name, value in options.items()
@@ -143,7 +141,7 @@ class RunFolder:
     def _compare_imports(self) -> None:
         """Says where methods or models of one's own have changed, for better or worse."""
         for name in changed(self.environment().get("imports", {})):
-            _say_once(
+            say_once(
                 f"{self.path}: {name} has changed since the run there began, which is of the file "
                 "as it was; --fresh starts it over"
             )
