@@ -118,8 +118,8 @@ class RunFolder:
             table = f"methods.{recipe.method}."
             here = json.loads(json.dumps(finite(recipe.all_method_options)))
             both = {f"{table}{name}" for name in options.keys() & here.keys()}
-            if f"{table}warmup" in both:  # which has taken its value from there, if at all
-                both.add("train.rho_warmup")
+            if f"{table}warmup" in both or recipe.method == recipe.optimizer.name:
+                both.add("train.rho_warmup")  # it is in the options, or there is no ρ
             other = [line for line in other if line.partition(":")[0] not in both] + [
                 f"{table}{name}: {literal(value)} there, {literal(here[name])} here"
                 for name, value in options.items()

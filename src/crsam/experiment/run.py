@@ -22,8 +22,8 @@ from crsam.experiment.restore import (
     restored,
 )
 from crsam.experiment.splits import build_data
-from crsam.optim import Curvature
 from crsam.experiment.warmup import too_long
+from crsam.optim import Curvature
 from crsam.progress import say, say_once
 from crsam.train.distributed import World
 from crsam.train.evaluate import Score, evaluate
