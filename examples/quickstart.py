@@ -25,8 +25,8 @@ import crsam
 
 METHODS: dict[str, Callable[[SGD, nn.Module], Optimizer]] = {
     "SGD": lambda base, model: base,
-    "SAM": lambda base, model: crsam.SAM(base, rho=0.3, model=model),
-    "CR-SAM": lambda base, model: crsam.CRSAM(base, rho=0.3, model=model),
+    "SAM": lambda base, model: crsam.SAM(base, rho=0.3, warmup=200, model=model),
+    "CR-SAM": lambda base, model: crsam.CRSAM(base, rho=0.3, warmup=200, model=model),
 }
 
 

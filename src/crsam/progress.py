@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,6 +73,12 @@ def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
     else:
         _display.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@functools.cache
+def say_once(line: str) -> None:
+    """The same, but only the first time in this process: a comparison starts many runs."""
+    say(line)
 
 
 def _new_display() -> Any:

@@ -65,6 +65,58 @@ def test_an_epoch_shows_every_image_at_most_once_and_fills_every_batch() -> None
     assert len(seen.unique()) == 48
 
 
+def test_a_small_set_is_shown_whole_in_full_batches() -> None:
+    images = Held(torch.arange(74, dtype=torch.uint8).view(74, 1, 1, 1), torch.arange(74))
+    batches = Batches(images, feed(), 64)
+    for epoch in range(3):
+        parts = [batch.targets for batch in batches.epoch(epoch)]
+        assert [len(part) for part in parts] == [64, 64]
+        assert all(len(part.unique()) == 64 for part in parts)
+        assert len(torch.cat(parts).unique()) == 74
+    assert batches.uneven == (
+        "54 of 74 training images are shown twice in every epoch, others each time: "
+        "batches have 64 images"
+    )
+
+
+@pytest.mark.parametrize(
+    ("num", "batch_size", "steps"),
+    [
+        *((1437, 64, 22), (1293, 64, 20), (1150, 64, 17), (50_000, 128, 390), (9469, 128, 73)),
+        *((64, 64, 1), (65, 64, 1), (72, 64, 1), (74, 64, 2), (127, 64, 2), (3, 2, 2)),
+    ],
+)
+def test_only_where_more_than_an_eighth_would_be_left_out_there_is_one_more_batch(
+    num: int, batch_size: int, steps: int
+) -> None:
+    batches = Batches(some(num), feed(), batch_size)
+    assert len(batches) == steps
+    assert len(batches.order(0)) == steps * batch_size
+    left = num - steps * batch_size
+    assert (batches.uneven is None) == (left == 0)
+    assert (f"{left} of" in (batches.uneven or "")) == (left > 0)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_filled_batch_is_the_same_on_any_number_of_processes_and_after_a_resume(
+    world_size: int,
+) -> None:
+    alone = list(Batches(some(21), RICH, 8).epoch(1))
+    assert len(alone) == 3
+    for images in (some(21), Slow(some(21))):
+        assert same(alone, list(Batches(images, RICH, 8).epoch(1)))
+        assert same(alone[1:], list(Batches(images, RICH, 8).epoch(1, start=1)))
+        shares = [
+            list(Batches(images, RICH, 8, 0, rank, world_size).epoch(1))
+            for rank in range(world_size)
+        ]
+        together = [
+            Batch(torch.cat([b.inputs for b in parts]), torch.cat([b.targets for b in parts]))
+            for parts in zip(*shares)
+        ]
+        assert same(alone, together)
+
+
 def test_epochs_and_seeds_differ_in_their_order() -> None:
     orders = [
         tuple(torch.cat([b.targets for b in Batches(some(), feed(), 10, seed).epoch(epoch)]))

@@ -60,6 +60,21 @@ def test_the_shares_of_all_processes_make_up_the_batch_of_one(
         assert torch.equal(whole.targets, torch.cat([part.targets for part in parts]))
 
 
+@pytest.mark.parametrize("mixup", [0.0, 0.4])
+def test_a_small_set_is_decoded_whole_in_full_batches(images: Decoded, mixup: float) -> None:
+    alone = Batches(images, feed(mixup), 8, seed=1)
+    whole = list(alone.epoch(1))
+    assert len(images) == 30
+    assert [len(batch.inputs) for batch in whole] == [8, 8, 8, 8]
+    assert alone.order(1).bincount(minlength=30).min() == 1  # every image is shown
+    resumed = list(Batches(images, feed(mixup), 8, seed=1).epoch(1, start=3))
+    assert torch.equal(resumed[0].inputs, whole[3].inputs)
+    shares = [list(Batches(images, feed(mixup), 8, 1, rank, 2).epoch(1)) for rank in range(2)]
+    for one, *parts in zip(whole, *shares, strict=True):
+        assert torch.equal(one.inputs, torch.cat([part.inputs for part in parts]))
+        assert torch.equal(one.targets, torch.cat([part.targets for part in parts]))
+
+
 def test_a_process_decodes_its_own_images_alone(images: Decoded, decoded: list[list[int]]) -> None:
     batches = Batches(images, feed(), 6, rank=1, world_size=3)
     list(batches.epoch(0))

@@ -14,7 +14,7 @@ from experiment.test_ranks import HERE, numbers, torchrun
 
 OPTIONS = (
     "method=crsam",
-    "train.batch_size=240",  # for two and for three; 5 steps an epoch
+    "train.batch_size=240",  # for two and for three; 6 steps an epoch, the last one filled up
     "train.precision=float64",
     "augment=basic",
     "methods.crsam.warmup=3",

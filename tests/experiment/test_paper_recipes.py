@@ -101,7 +101,7 @@ def test_rows_of_table_1_have_the_settings_of_table_4(data: str, model: str, aug
     recipe, basic = load_recipe(f"paper/{data}/{model}-{augment}"), load_recipe(f"{data}/{model}")
     assert (recipe.data.name, recipe.model.name, recipe.augment.name) == (data, model, augment)
     assert (recipe.optimizer, recipe.methods) == (basic.optimizer, basic.methods)
-    assert recipe.train == Train(epochs=200, batch_size=128)
+    assert recipe.train == Train(epochs=200, batch_size=128, rho_warmup=200)
 
 
 TABLE_5 = {

@@ -71,7 +71,7 @@ def test_cifar_recipes_are_those_of_the_papers_table_4(data: str, model: str) ->
     rho_sam, rho, alpha, beta = TABLE_4[data, model]
     recipe = load_recipe(f"{data}/{model}")
     assert (recipe.data.name, recipe.model) == (data, Choice(model))
-    assert recipe.train == Train(epochs=200, batch_size=128)
+    assert recipe.train == Train(epochs=200, batch_size=128, rho_warmup=200)
     assert recipe.schedule == Schedule("cosine")
     assert recipe.augment.name == "basic"
     sgd = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}  # the table: 5e-3 but for WRN-28-10
@@ -90,7 +90,7 @@ def test_the_demo_is_the_quickstart() -> None:
     recipe = load_recipe("demo")
     assert recipe.data == Data("digits", label_noise=0.3)
     assert recipe.optimizer == Choice("sgd", {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4})
-    assert recipe.train == Train(epochs=40, batch_size=64)
+    assert recipe.train == Train(epochs=40, batch_size=64, rho_warmup=200)
     assert recipe.schedule == Schedule("cosine")
     assert recipe.methods == {"sam": {"rho": 0.3}, "crsam": {"rho": 0.3}}
 

@@ -259,7 +259,7 @@ def test_overrides_of_every_type() -> None:
         ],
     )
     assert recipe.method == "sam"
-    assert recipe.train == Train(epochs=7, clip_norm=1.0)
+    assert recipe.train == Train(epochs=7, clip_norm=1.0, rho_warmup=200)
     assert recipe.log.tensorboard
     assert recipe.schedule == Schedule("step", milestones=(0.5, 30.0))
     assert recipe.methods["crsam"] == {"rho": 0.3, "trust": None}

@@ -134,6 +134,19 @@ def train(optimizer: Optimizer, functional: Functional, step: Callable[[], Tenso
     return found
 
 
+def test_a_replayed_step_reports_the_radius_of_that_step() -> None:
+    _, optimizer, functional = parts()
+    optimizer.warmup = 10
+    captured = Recorded(optimizer, functional)
+    reports = []
+    for _ in range(12):
+        captured.step()
+        reports.append(optimizer.report["rho"])
+        assert reports[-1].item() == pytest.approx(0.1 * min(len(reports), 10) / 10)
+    # The eager steps before the capture keep their own values.
+    assert [rho.item() for rho in reports[:3]] == pytest.approx([0.01, 0.02, 0.03])
+
+
 @pytest.mark.parametrize("options", [{}, {"every": 2}, {"every": 3}, {"direction": "random"}])
 @pytest.mark.parametrize("best", WAYS)
 def test_all_ways_are_tried_once_and_leave_no_trace(best: str, options: dict[str, Any]) -> None:

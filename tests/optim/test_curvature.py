@@ -234,6 +234,49 @@ def test_warmup_raises_rho_step_by_step_and_is_in_the_state() -> None:
     assert rises[4] == pytest.approx(rises[5])
 
 
+def test_the_report_has_the_radius_that_the_step_used() -> None:
+    bowl = Bowl(1.0)
+    opt = crsam.CRSAM(SGD(bowl.parameters(), lr=0.0), rho=0.4, warmup=4)
+    seen = []
+    for _ in range(6):
+        places: list[float] = []
+
+        def closure(places: list[float] = places) -> Tensor:
+            opt.zero_grad()
+            places.append(bowl.w.item())
+            loss = bowl.loss()
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+        seen.append(opt.report["rho"].item())
+        assert seen[-1] == pytest.approx(abs(places[1] - places[0]))
+    assert seen == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
+    assert opt.param_groups[0]["rho"] == 0.4
+
+
+def test_the_reported_radius_follows_the_learning_rate_and_is_the_first_groups() -> None:
+    model = problems.conv_net()
+    first, *others = model.parameters()
+    groups = [{"params": [first], "rho": 0.5}, {"params": others, "rho": 0.1}]
+    opt = crsam.GSAM(SGD(groups, lr=0.2), rho_min=0.1, model=model)
+    for x, y in problems.batches(2):
+        opt.step(problems.closure_of(model, opt, x, y))
+        rho = 0.1 + 0.4 * opt.param_groups[0]["lr"] / 0.2
+        assert opt.report["rho"].item() == pytest.approx(rho)
+        opt.param_groups[0]["lr"] = 0.05
+
+
+def test_a_step_without_a_perturbed_pass_reports_no_radius() -> None:
+    model = problems.conv_net()
+    opt = crsam.LookSAM(SGD(model.parameters(), lr=0.1), k=2, model=model)
+    seen = []
+    for x, y in problems.batches(4):
+        opt.step(problems.closure_of(model, opt, x, y))
+        seen.append("rho" in opt.report)
+    assert seen == [True, False, True, False]
+
+
 def test_zero_gradient_moves_nothing_and_is_finite() -> None:
     surrogate, report = step_on(Bowl(0.0), rho=0.1)
     assert surrogate == 0

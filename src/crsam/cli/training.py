@@ -32,9 +32,11 @@ from crsam.experiment.fair.jobs import look
 from crsam.experiment.fair.show import show_plan, show_verdict
 from crsam.experiment.folder import RunFolder
 from crsam.experiment.occupied import check_free
+from crsam.experiment.recipe import Recipe
 from crsam.experiment.run import run
 from crsam.experiment.sweep import sweep as try_values
 from crsam.experiment.toml import load_recipe, to_toml
+from crsam.experiment.warmup import planned
 from crsam.progress import say
 from crsam.report.page import write_page
 
@@ -75,7 +77,7 @@ def train(
     """Trains one model, or goes on where it was. Several GPUs: the same under torchrun."""
     asked = load_recipe(recipe, overrides or [])
     if dry_run:
-        print(to_toml(asked), end="")
+        _show_plan(asked, [asked.method])
         return
     place = out or default_folder(recipe) / asked.method / f"seed{asked.seed}"
     with world_of(device, threads) as world:
@@ -115,7 +117,7 @@ def compare(
         )
     names = [asked.with_method(name.strip()).method for name in methods.split(",")]
     if dry_run:
-        print(to_toml(asked), end="")
+        _show_plan(asked, names)
         return
     place = out or default_folder(recipe)
     with world_of(device, threads) as world:
@@ -125,6 +127,13 @@ def compare(
         if world.is_main:
             tables.show(rows, f"{recipe}, {seeds} seed{'s' * (seeds > 1)}")
             print(f"runs and comparison.json are in {place}; a page of them: crsam report {place}")
+
+
+def _show_plan(recipe: Recipe, methods: list[str]) -> None:
+    """Prints the recipe as TOML, with its steps and warm-ups as comments."""
+    print(to_toml(recipe), end="")
+    for line in planned(recipe, methods):
+        print(f"# {line}")
 
 
 def _tell_idle(overrides: list[str] | None, methods: list[str], *others: str) -> None:

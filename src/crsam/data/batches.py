@@ -80,6 +80,24 @@ class Feed:
         return Batch(normalize(images, self.mean, self.std, self.dtype), labels)
 
 
+FILL_ABOVE = 8
+"""Where more than 1/8 of a training set would not fill a batch, the last batch is filled up."""
+
+
+def steps_an_epoch(num: int, batch_size: int) -> int:
+    """Batches of an epoch of `num` images, all of `batch_size` images.
+
+    Images that do not fill a batch are left out, others in every epoch. If that is more than an
+    eighth of the images, one more batch takes them, filled up with images of the same epoch.
+
+    Example:
+        >>> steps_an_epoch(50_000, 128), steps_an_epoch(74, 64)
+        (390, 2)
+    """
+    whole, left = divmod(num, batch_size)
+    return whole + (FILL_ABOVE * left > num)
+
+
 class Batches:
     """The training batches of one process.
 
@@ -92,8 +110,8 @@ class Batches:
     Args:
         images: The training set, on the device.
         feed: How bytes become inputs.
-        batch_size: Images of a global batch, over all processes. An epoch's last images that do
-            not fill one are left out (others in every epoch).
+        batch_size: Images of a global batch, over all processes. Every batch has so many images:
+            see `steps_an_epoch` for the images that do not fill one.
         seed: Of order and augmentation.
         rank: Which of the shares is this process's.
         world_size: Number of shares.
@@ -130,7 +148,19 @@ class Batches:
 
     def __len__(self) -> int:
         """Batches of an epoch."""
-        return len(self.images) // self.batch_size
+        return steps_an_epoch(len(self.images), self.batch_size)
+
+    @property
+    def uneven(self) -> str | None:
+        """One line about images that an epoch leaves out or shows twice, or None."""
+        num, shown = len(self.images), len(self) * self.batch_size
+        if shown == num:
+            return None
+        what = "are left out of" if shown < num else "are shown twice in"
+        return (
+            f"{abs(num - shown):,} of {num:,} training images {what} every epoch, others each "
+            f"time: batches have {self.batch_size} images"
+        )
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, from the one numbered `start` on."""
@@ -146,9 +176,9 @@ class Batches:
         self._drawn.clear()
 
     def order(self, number: int) -> Tensor:
-        """The images of an epoch, batch after batch."""
+        """The images of an epoch, batch after batch; no image is twice in one batch."""
         every = torch.randperm(len(self.images), generator=generator(self.seed, "order", number))
-        return every[: len(self) * self.batch_size]
+        return torch.cat([every, every])[: len(self) * self.batch_size]
 
     def _held(self, number: int, start: int) -> Iterator[Batch]:
         parts = torch.split(self.order(number).to(self.images.device), self.batch_size)

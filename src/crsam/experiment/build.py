@@ -20,6 +20,7 @@ from crsam.experiment.init import Started, read_init
 from crsam.experiment.options import naming, optimizers
 from crsam.experiment.recipe import Recipe
 from crsam.experiment.splits import Splits, build_data
+from crsam.experiment.warmup import cap_warmup
 from crsam.models import make_model
 from crsam.models import options as model_options
 from crsam.models.weights import head_of
@@ -74,14 +75,16 @@ def build(
     started = None if init is None else init.into(model)
     optimizer = build_optimizer(recipe, model)
     train = recipe.train
+    batches = Batches(
+        splits.train, splits.feed, train.batch_size, recipe.seed, world.rank, world.size
+    )
+    cap_warmup(optimizer, recipe, train.epochs * len(batches))
     return Parts(
         splits=splits,
         training=Training(
             model, optimizer, None if train.ema is None else averaged(model, train.ema)
         ),
-        batches=Batches(
-            splits.train, splits.feed, train.batch_size, recipe.seed, world.rank, world.size
-        ),
+        batches=batches,
         take_step=build_step(recipe, world, model, optimizer),
         plan=Plan(
             train.epochs, recipe.schedule, recipe.seed, recipe.log.every, label=label, lines=lines

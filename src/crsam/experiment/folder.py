@@ -10,7 +10,6 @@ they find of the model beside it:
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
@@ -30,15 +29,12 @@ from crsam.experiment.occupied import check_free
 from crsam.experiment.recipe import Recipe, differences
 from crsam.experiment.toml import load_recipe, to_toml
 from crsam.models.weights import weights_file
-from crsam.progress import say
+from crsam.progress import say_once
 
 OF_THE_MODEL = ("result.json", "checkpoint.pt", "checkpoint.previous.pt", "metrics.jsonl",
                 "init.json", "robustness.json", "measures-*.json", "spectrum-*.npz",
                 "landscape*.npz", "landscape*.pt")  # fmt: skip
 """Files that belong to a run's weights. A run that starts over deletes them."""
-
-
-_say_once = functools.cache(say)
 
 
 class RunFolder:
@@ -146,6 +142,8 @@ class RunFolder:
             table = f"methods.{recipe.method}."
             here = json.loads(json.dumps(finite(recipe.all_method_options)))
             both = {f"{table}{name}" for name in options.keys() & here.keys()}
+            if f"{table}warmup" in both or recipe.method == recipe.optimizer.name:
+                both.add("train.rho_warmup")  # it is in the options, or there is no ρ
             other = [line for line in other if line.partition(":")[0] not in both] + [
                 f"{table}{name}: {literal(value)} there, {literal(here[name])} here"
                 for name, value in options.items()
@@ -167,7 +165,7 @@ class RunFolder:
     def _compare_imports(self) -> None:
         """Says where methods or models of one's own have changed, for better or worse."""
         for name in changed(self.environment().get("imports", {})):
-            _say_once(
+            say_once(
                 f"{self.path}: {name} has changed since the run there began, which is of the file "
                 "as it was; --fresh starts it over"
             )

@@ -171,6 +171,7 @@ class Journal:
             "gradient_norm": None,
             "sharpness": None,
             "steps": step,
+            "rho_warmup": getattr(self.parts.training.optimizer, "warmup", None),
             "seconds": round(seconds, 3),
             "seconds_per_epoch": self.seconds_per_epoch(seconds),
             "images_per_second": round(step * self.parts.batches.batch_size / seconds, 1),

@@ -100,10 +100,15 @@ class Recipe:
 
     @property
     def all_method_options(self) -> dict[str, Any]:
-        """The same with those that it has by default, which may be others one day."""
+        """The same with those that it has by default, which may change in later versions.
+
+        ``warmup`` is what the recipe asks for, before it is capped for a short training.
+        """
         if self.method == self.optimizer.name:
             return {}
         known = {**defaults(self.method), **self.method_options}
+        if self.train.rho_warmup is not None and "warmup" not in self.method_options:
+            known["warmup"] = self.train.rho_warmup
         names = accepted("methods", self.method)
         return {name: _plain(known[name]) for name in names if name in known}
 

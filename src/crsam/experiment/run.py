@@ -22,8 +22,9 @@ from crsam.experiment.restore import (
     restored,
 )
 from crsam.experiment.splits import build_data
+from crsam.experiment.warmup import too_long
 from crsam.optim import Curvature
-from crsam.progress import say
+from crsam.progress import say, say_once
 from crsam.train.distributed import World
 from crsam.train.evaluate import Score, evaluate
 from crsam.train.interrupt import Stopped, stoppable
@@ -96,11 +97,16 @@ def run(
             if isinstance(objective, Curvature):
                 origin["floor"] = objective.floor  # among the options None: the precision's
             origin["options"] = recipe.all_method_options
+            origin["rho_warmup"] = getattr(parts.training.optimizer, "warmup", None)
             if uses_own(recipe):
                 origin["imports"] = imported()
             place.start(recipe, origin, fresh)
             if begins and recipe.schedule.warmup >= recipe.train.epochs:
                 say(f"{label}: schedule.warmup is not below train.epochs: the rate stays too low")
+            steps = parts.plan.epochs * len(parts.batches)
+            for line in (too_long(recipe, steps), parts.batches.uneven) if begins else ():
+                if line is not None:
+                    say_once(line)
         world.wait()
         if parts.started is not None and world.is_main:
             say(f"{label}: from {parts.started.file}, {parts.started.loaded}")

@@ -119,6 +119,10 @@ class Train:
     """The norm that gradients, or a method's surrogate, are clipped to; None: not clipped."""
     backbone_lr: float = 1.0
     """Learning rate of all layers but the last, in those of the last; below 1 to fine-tune."""
+    rho_warmup: int | None = None
+    """Steps over which ρ rises from 0 to its value, the same for every method. It is at most a
+    fifth of the training's steps. None: each method's own default, with the same limit. The option
+    ``warmup`` of a method replaces it, without a limit."""
     ema: float | None = None
     """Decay of the average of the weights that is judged in their place; None: no average."""
     channels_last: bool = False
@@ -137,6 +141,8 @@ class Train:
             message = f"must divide train.batch_size = {self.batch_size}, got {self.accumulate}"
             raise RecipeError(f"train.accumulate {message}", "train.accumulate")
         require(self.backbone_lr > 0, "train.backbone_lr", self.backbone_lr, "above 0")
+        rises = self.rho_warmup
+        require(rises is None or rises >= 0, "train.rho_warmup", rises, 'at least 0 or "none"')
         norm, decay = self.clip_norm, self.ema
         require(norm is None or norm > 0, "train.clip_norm", norm, 'above 0 or "none"')
         require(decay is None or 0 < decay < 1, "train.ema", decay, 'between 0 and 1 or "none"')

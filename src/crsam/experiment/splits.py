@@ -115,6 +115,30 @@ def build_augment(recipe: Recipe, dataset: data.Dataset) -> Augmentation:
     return augment
 
 
+_KNOWN = {"cifar10": 50_000, "cifar100": 50_000, "tiny_imagenet": 100_000}
+"""Training images of sets that take time to read."""
+
+
+def num_train(recipe: Recipe) -> int | None:
+    """Number of images that a run trains on; None if the set cannot be found.
+
+    No image of a folder is decoded, and nothing is downloaded.
+    """
+    chosen = recipe.data
+    num = _KNOWN.get(chosen.name)
+    if num is None:
+        listed = replace(chosen, root=str(Path(chosen.root).expanduser().absolute()))
+        if chosen.name == "folder":
+            listed = replace(listed, hold=False, image_size=chosen.image_size or 1)
+        try:
+            num = len(loaded(listed, None).train)
+        except UserError:
+            return None
+    for share in (chosen.test_share, chosen.validation):
+        num -= round(share * num)
+    return num
+
+
 @functools.lru_cache(maxsize=1)
 def loaded(chosen: Data, windows: Inception | None) -> data.Dataset:
     """The set; kept for the next run of this process, of which a study has many."""

@@ -85,6 +85,14 @@ class Step:
             return [torch.as_tensor(v, device=p.device) for v, p in zip(values, self.params)]
         return values[0] if len(set(values)) == 1 else values
 
+    def radius(self, like: Tensor) -> Tensor:
+        """The first group's ρ of this step as a 0-d tensor, on the device of `like`."""
+        value = self._values(self.groups[0], "rho")
+        if isinstance(value, Tensor):  # a copy: a captured step writes the next ρ over it
+            return value.detach().to(like.device, copy=True)
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        return torch.full((), value, dtype=dtype, device=like.device)
+
     def radius_over(self, norm: Tensor) -> Scale:
         """``ρ/norm``, and 0 where the norm is 0."""
         return times(self.hyper("rho"), tn.safe_reciprocal(norm))

@@ -35,6 +35,8 @@ def surrogate_of(
     step.pays = schedule.pays(step) if step.leader is None else step.leader.pays
     if not step.pays:
         return loss, schedule.unpaid(step, center.grads)
+    if "rho" in ascent.hyper:
+        step.report["rho"] = step.radius(loss)
     offset = ascent(step, center, probe)
     offset = replace(offset, direction=list(offset.direction))  # which the last pass empties
     g_0 = tn.clone(center.grads) if schedule.reuses else []

@@ -30,8 +30,15 @@ class Wrapper(Optimizer):
     """
 
     report: dict[str, Tensor]
-    """What the last step saw: 0-d tensors, among them ``loss``, ``grad_norm``, ``loss_plus``,
-    ``sharpness`` (``L(w+e) − L(w)``) and, for CR-SAM, ``loss_minus`` and ``curvature``."""
+    """What the last step saw, as 0-d tensors.
+
+    Every step reports ``loss`` and ``grad_norm``. A step with perturbed passes also reports
+    ``loss_plus``, ``sharpness`` (``L(w+e) − L(w)``) and ``rho``. CR-SAM adds ``loss_minus`` and
+    ``curvature``.
+
+    ``rho`` is the ρ that the step used: the value in the parameter group after the warm-up and, for
+    GSAM, after the learning rate. If groups have different ρ, it is that of the first group with a
+    trained parameter."""
 
     def __init__(
         self,

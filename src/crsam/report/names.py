@@ -18,6 +18,7 @@ NAMES = {
     "loss": Name("loss", "nats", "Mean cross-entropy."),
     "accuracy": Name("accuracy", "%", "Share of images whose label is right."),
     "lr": Name("learning rate"),
+    "rho": Name("ρ", "", "The radius that the steps used: during the warm-up it rises."),
     "grad_norm": Name("gradient norm", "", "Of the batch, where the weights are."),
     "gradient_norm": Name("gradient norm", "", "Of the mean loss over all measured images."),
     "loss_plus": Name("loss at w + e", "nats", "Of the batch, uphill."),
