@@ -23,7 +23,7 @@ from crsam.experiment.splits import Splits, build_data
 from crsam.models import make_model
 from crsam.models import options as model_options
 from crsam.models.weights import head_of
-from crsam.optim import Curvature
+from crsam.optim import Curvature, Random
 from crsam.optim.captured import why_not
 from crsam.optim.registry import options as method_options
 from crsam.optim.ways import tf32_is_allowed
@@ -74,14 +74,19 @@ def build(
     started = None if init is None else init.into(model)
     optimizer = build_optimizer(recipe, model)
     train = recipe.train
+    batches = Batches(
+        splits.train, splits.feed, train.batch_size, recipe.seed, world.rank, world.size
+    )
+    ascent = getattr(optimizer, "ascent", None)
+    if isinstance(ascent, Random) and ascent.total_steps is None:
+        assert isinstance(optimizer, crsam.SharpnessAware)
+        optimizer.ascent = replace(ascent, total_steps=train.epochs * len(batches))
     return Parts(
         splits=splits,
         training=Training(
             model, optimizer, None if train.ema is None else averaged(model, train.ema)
         ),
-        batches=Batches(
-            splits.train, splits.feed, train.batch_size, recipe.seed, world.rank, world.size
-        ),
+        batches=batches,
         take_step=build_step(recipe, world, model, optimizer),
         plan=Plan(
             train.epochs, recipe.schedule, recipe.seed, recipe.log.every, label=label, lines=lines
