@@ -10,6 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
+from crsam.data.augment import (
+    Augmentation,
+    AutoAugment,
+    Basic,
+    Chain,
+    Cutout,
+    make_augment,
+)
 from crsam.data.cifar import CIFAR10, CIFAR100
 from crsam.experiment.paper import printed
 from crsam.experiment.run import run
@@ -102,6 +110,22 @@ def test_rows_of_table_1_have_the_settings_of_table_4(data: str, model: str, aug
     assert (recipe.data.name, recipe.model.name, recipe.augment.name) == (data, model, augment)
     assert (recipe.optimizer, recipe.methods) == (basic.optimizer, basic.methods)
     assert recipe.train == Train(epochs=200, batch_size=128)
+
+
+@pytest.mark.parametrize(("data", "model", "augment"), CIFAR)
+def test_cutout_is_applied_where_the_row_names_it_and_nowhere_else(
+    data: str, model: str, augment: str
+) -> None:
+    """As in the authors' code (utils/dataset.py, utils/cutout.py): with probability 0.5."""
+    choice = load_recipe(f"paper/{data}/{model}-{augment}").augment
+    built = make_augment(choice.name, **choice.options)
+    parts = built.parts if isinstance(built, Chain) else (built,)
+    theirs: dict[str, tuple[Augmentation, ...]] = {
+        "basic": (Basic(),),
+        "cutout": (Basic(), Cutout(16, share=0.5)),
+        "autoaugment": (Basic(), AutoAugment()),
+    }
+    assert parts == theirs[augment]
 
 
 TABLE_5 = {
