@@ -77,10 +77,7 @@ def build(
     batches = Batches(
         splits.train, splits.feed, train.batch_size, recipe.seed, world.rank, world.size
     )
-    ascent = getattr(optimizer, "ascent", None)
-    if isinstance(ascent, Random) and ascent.total_steps is None:
-        assert isinstance(optimizer, crsam.SharpnessAware)
-        optimizer.ascent = replace(ascent, total_steps=train.epochs * len(batches))
+    set_length(optimizer, train.epochs * len(batches))
     return Parts(
         splits=splits,
         training=Training(
@@ -249,6 +246,14 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     if isinstance(objective, Curvature) and objective.floor is None and not takes_one:
         optimizer.objective = replace(objective, floor=floor)
     return optimizer
+
+
+def set_length(optimizer: Optimizer, steps: int) -> None:
+    """Tells R-SAM's random start over how many steps it rises, unless the recipe does."""
+    ascent = getattr(optimizer, "ascent", None)
+    if isinstance(ascent, Random) and ascent.total_steps is None:
+        assert isinstance(optimizer, crsam.SharpnessAware)
+        optimizer.ascent = replace(ascent, total_steps=steps)
 
 
 def floor_of(precision: str, device: torch.device, convolves: bool) -> float | None:
