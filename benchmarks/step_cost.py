@@ -12,9 +12,9 @@ backward pass, beside a full set of gradients, and once the other way round.
     OMP_NUM_THREADS=1 python benchmarks/step_cost.py --out results/step_cost_cpu.json
     python benchmarks/step_cost.py --device cuda --out results/step_cost_cuda.json
 
-``--only NAMES`` times these beside SAM alone and leaves the memory out, when one method has changed:
+When one method has changed, ``--only`` times it beside SAM and leaves the memory out:
 
-    OMP_NUM_THREADS=1 python benchmarks/step_cost.py --only rsam --out results/step_cost_rsam_cpu.json
+    python benchmarks/step_cost.py --only rsam --rounds 12 --out results/step_cost_rsam_cpu.json
 
 The medians of LookSAM and AESAM hide the steps at which they pay; their means do not.
 """
