@@ -138,6 +138,8 @@ def _of_run_folders(place: Path) -> Iterator[Ours]:
     pairs, depths = [], ("", "*/", "*/*/", "*/*/*/")
     for file in sorted(file for depth in depths for file in place.glob(depth + FILE)):
         folder = RunFolder(file.parent)
+        if not folder.recipe_file.is_file():
+            continue  # not of a run
         recipe, about = folder.recipe(), folder.environment()
         run = {key: about.get(key) for key in ("hardware", "date")}
         pairs.append((flat(as_tables(recipe)), {
@@ -201,18 +203,18 @@ def _at(run: Mapping[str, Any], path: list[str]) -> float | None:
 def _grouped(
     pairs: Iterable[tuple[dict[str, Any], dict[str, Any]]], source: str
 ) -> Iterator[_Group]:
-    groups: dict[Any, list[dict[str, Any]]] = {}
+    groups: dict[tuple[Setup, str, int, float, float | None, int], list[dict[str, Any]]] = {}
     for recipe, run in pairs:
         setup = _setup(recipe)
         if setup is not None:
-            name = run.get("contestant", run.get("method"))
+            name = run.get("contestant") or recipe["method"]
             epochs, decay = recipe["train.epochs"], recipe.get("optimizer.weight_decay", 0.0)
             rho = recipe.get(f"methods.{setup.method}.rho")
             num_changed = sum(key.startswith("methods.") for key in run.get("changes", {}))
-            key = setup, name, epochs, decay, rho, num_changed, source
+            key = setup, name, epochs, decay, rho, num_changed
             groups.setdefault(key, []).append(run)
     for key, same in groups.items():
-        yield _Group(*key, same)
+        yield _Group(*key, source, same)
 
 
 def _setup(recipe: Mapping[str, Any]) -> Setup | None:
