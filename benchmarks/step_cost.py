@@ -12,6 +12,10 @@ backward pass, beside a full set of gradients, and once the other way round.
     OMP_NUM_THREADS=1 python benchmarks/step_cost.py --out results/step_cost_cpu.json
     python benchmarks/step_cost.py --device cuda --out results/step_cost_cuda.json
 
+When one method has changed, ``--only`` times it beside SAM and leaves the memory out:
+
+    python benchmarks/step_cost.py --only rsam --rounds 12 --out results/step_cost_rsam_cpu.json
+
 The medians of LookSAM and AESAM hide the steps at which they pay; their means do not.
 """
 
@@ -24,7 +28,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -89,12 +93,15 @@ def seconds(step: Any, device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def time_steps(width: int, batch: int, rounds: int, device: torch.device) -> dict[str, list[float]]:
-    """The seconds of each contestant's step in each round."""
+def time_steps(
+    width: int, batch: int, rounds: int, device: torch.device, only: Sequence[str] = ()
+) -> dict[str, list[float]]:
+    """The seconds of each contestant's step in each round; of those in `only` and SAM, if given."""
     torch.manual_seed(SEED)
     net = ResNet(18, 10, width=width).to(device)
     x, y = batch_of(batch, 32, device)
-    contestants = {name: build(name, net, x, y) for name in names()}
+    asked = [PLAIN, SAM, *only] if only else names()
+    contestants = {name: build(name, net, x, y) for name in asked}
     for contestant in contestants.values():
         contestant.step()
     times: dict[str, list[float]] = {name: [] for name in contestants}
@@ -211,6 +218,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--default-malloc", action="store_true", help="let the C library give freed memory back"
     )
+    parser.add_argument("--only", type=lambda text: text.split(","), default=[])
     parser.add_argument("--out", type=Path, help="a JSON file to write")
     args = parser.parse_args()
     width, batch = SIZES[args.device]
@@ -227,8 +235,9 @@ def main() -> None:
     memory = {
         label: {**sizes, **extra_memory(**sizes, device=device)}
         for label, sizes in MEMORY_NETS.items()
+        if not args.only
     }
-    timing = summarize_times(time_steps(args.width, args.batch, args.rounds, device))
+    timing = summarize_times(time_steps(args.width, args.batch, args.rounds, device, args.only))
     about = environment(device, "pytorch_optimizer")
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -239,7 +248,8 @@ def main() -> None:
         f"\n{about['hardware']}, {args.threads} CPU thread(s), torch {torch.__version__}; "
         f"ResNet-18 of width {args.width}, batch {args.batch}, medians of {args.rounds} rounds"
     )
-    print("\n".join([*table_of_times(timing), "", *table_of_memory(memory)]))
+    of_memory = ["", *table_of_memory(memory)] if memory else []
+    print("\n".join([*table_of_times(timing), *of_memory]))
 
 
 if __name__ == "__main__":

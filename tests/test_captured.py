@@ -35,7 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "looksam": {},
     "friendlysam": {},
     "wsam": {"gamma": 0.4},
-    "rsam": {},
+    "rsam": {"sigma": 0.05, "total_steps": 20},
     "crsam, a random direction": {"rho": 0.3, "direction": "random", "form": "linear"},
 }
 

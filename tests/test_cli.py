@@ -75,6 +75,15 @@ def test_compare_and_demo_print_a_table_with_all_that_was_promised(tmp_path: Pat
     assert "both.html: 7 runs" in ended.stdout
 
 
+def test_compare_has_methods_by_default_for_every_optimizer(tmp_path: Path) -> None:
+    shown = crsam("compare", "paper/imagenet/vit_s32", "--dry-run", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    adamw = ["optimizer.name=adamw", "optimizer.lr=1e-3"]
+    ended = crsam("compare", "digits", *TINY, *adamw, "--seeds", "1", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "against adamw" in ended.stdout
+
+
 def test_list_and_version(tmp_path: Path) -> None:
     everything = crsam("list", cwd=tmp_path).stdout
     for words in ("cifar10/resnet18", "crsam", "wrn28_10", "cifar100", "autoaugment"):

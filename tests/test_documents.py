@@ -149,6 +149,9 @@ def test_tables_are_those_of_the_results() -> None:
     result = json.loads((ROOT / "results/step_cost_cpu.json").read_text())
     for name, row in result["time"]["steps"].items():
         assert f"| {name} | {row['passes']['median']:.2f} |" in cost
+    alone = json.loads((ROOT / "results/step_cost_rsam_cpu.json").read_text())["time"]["steps"]
+    rsam, sam = (alone[name]["passes"]["median"] for name in ("rsam", "sam"))
+    assert f"its step took {rsam:.2f} passes where SAM's took {sam:.2f}" in cost
     for name in ("sam", "crsam log", "crsam linear"):
         time = result["time"]["steps"][name]["passes"]["median"]
         copies = max(s["copies"][name] for s in result["memory"].values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -210,3 +211,12 @@ def test_a_model_that_does_not_take_the_images_is_refused(tmp_path: Path) -> Non
 def test_a_batch_must_be_cut_evenly() -> None:
     with pytest.raises(UserError, match="equal parts on each of 2 processes"):
         build(tiny("train.batch_size=6", "train.accumulate=2"), World(size=2))
+
+
+def test_the_random_start_of_rsam_rises_over_the_steps_of_the_run() -> None:
+    parts = built("method=rsam", "train.epochs=3")
+    ascent = parts.training.optimizer.ascent
+    assert ascent.total_steps == 3 * len(parts.batches) > 3
+    assert built("method=rsam", "methods.rsam.total_steps=7").training.optimizer.ascent == replace(
+        ascent, total_steps=7
+    )

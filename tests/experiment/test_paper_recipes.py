@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,14 @@ import pytest
 import torch
 from PIL import Image
 
+from crsam.data.augment import (
+    Augmentation,
+    AutoAugment,
+    Basic,
+    Chain,
+    Cutout,
+    make_augment,
+)
 from crsam.data.cifar import CIFAR10, CIFAR100
 from crsam.experiment.paper import printed
 from crsam.experiment.run import run
@@ -30,6 +39,9 @@ ROWS = [
     *(f"paper/imagenet/{model}" for model in IMAGENET),
     "paper/geometry",
 ]
+NAMED_IN_THE_TEXT = ["paper/cifar10/resnet50-basic", "paper/cifar100/resnet50-basic"]
+ROWS += NAMED_IN_THE_TEXT
+"""Of a net that section 4.1 names and no table has."""
 NARROW = {
     "resnet18": ["model.width=4"],
     "resnet50": ["model.width=4"],
@@ -43,6 +55,7 @@ SIZES = {  # million weights
     ("resnet18", 10): 11.2, ("resnet18", 100): 11.2, ("resnet101", 10): 42.5,
     ("resnet101", 100): 42.7, ("wrn28_10", 10): 36.5, ("wrn28_10", 100): 36.5,
     ("pyramidnet110", 10): 28.5, ("pyramidnet110", 100): 28.5, ("resnet50", 1000): 25.6,
+    ("resnet50", 10): 23.5, ("resnet50", 100): 23.7,
     ("resnet101", 1000): 44.5, ("vit_s32", 1000): 22.9, ("vit_b32", 1000): 88.2,
 }  # fmt: skip
 
@@ -102,6 +115,32 @@ def test_rows_of_table_1_have_the_settings_of_table_4(data: str, model: str, aug
     assert (recipe.data.name, recipe.model.name, recipe.augment.name) == (data, model, augment)
     assert (recipe.optimizer, recipe.methods) == (basic.optimizer, basic.methods)
     assert recipe.train == Train(epochs=200, batch_size=128, rho_warmup=200)
+
+
+@pytest.mark.parametrize(("data", "model", "augment"), CIFAR)
+def test_cutout_is_applied_where_the_row_names_it_and_nowhere_else(
+    data: str, model: str, augment: str
+) -> None:
+    """As in the authors' code (utils/dataset.py, utils/cutout.py): with probability 0.5."""
+    choice = load_recipe(f"paper/{data}/{model}-{augment}").augment
+    built = make_augment(choice.name, **choice.options)
+    parts = built.parts if isinstance(built, Chain) else (built,)
+    theirs: dict[str, tuple[Augmentation, ...]] = {
+        "basic": (Basic(),),
+        "cutout": (Basic(), Cutout(16, share=0.5)),
+        "autoaugment": (Basic(), AutoAugment()),
+    }
+    assert parts == theirs[augment]
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100"])
+def test_resnet50_has_the_settings_of_resnet101(data: str) -> None:
+    recipe, printed_one = (
+        load_recipe(f"paper/{data}/resnet50-basic"),
+        load_recipe(f"{data}/resnet101"),
+    )
+    assert replace(recipe, model=printed_one.model) == printed_one
+    assert recipe.model == Choice("resnet50")
 
 
 TABLE_5 = {

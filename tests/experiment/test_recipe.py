@@ -291,7 +291,7 @@ def test_options_of_augmentations_are_those_of_their_makers(name: str) -> None:
 
 
 def test_options_of_a_chain_are_those_of_all_its_parts() -> None:
-    around = {"pad", "flip_share", "side", "fill"}
+    around = {"pad", "flip_share", "side", "fill", "cut_share"}
     assert accepted("augment", "cutout").keys() == around
     assert accepted("augment", "autoaugment").keys() == {"policy", "levels"} | around
     assert accepted("augment", "randaugment").keys() == {"num_ops", "magnitude"} | around

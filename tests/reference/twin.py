@@ -104,8 +104,12 @@ class Twin:
     def start(self) -> None:
         """Sets up the method's state, where it has any."""
 
+    def first_point(self, w: Tensor) -> Tensor:
+        """Where the first evaluation is, whose loss the step returns: at the weights."""
+        return w
+
     def follow(self, w: Tensor, here: Evaluation) -> Tensor:
-        """Returns the vector the base steps with, given the weights and what was found there."""
+        """Returns the vector the base steps with, given the weights and the first evaluation."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -115,7 +119,7 @@ class Twin:
         """One optimisation step in place (parameters, base state, batch-norm buffers).
 
         Returns:
-            L(w) at the weights before the step.
+            The loss of the first evaluation: L(w) at the weights before the step.
         """
         self.model.train()
         self.inputs, self.targets, self.mask_seed = inputs, targets, mask_seed
@@ -123,7 +127,7 @@ class Twin:
         self.has_gradient = [False] * len(self.parameters)
 
         w = self.weights()
-        here = self.evaluate(w, moves_buffers=True)
+        here = self.evaluate(self.first_point(w), moves_buffers=True)
         followed = self.split(self.follow(w, here))
         for p, gradient, seen in zip(self.parameters, followed, self.has_gradient, strict=True):
             # None, not zero: the base must leave an unused parameter alone, weight decay included.

@@ -38,7 +38,11 @@ def table(
     name: Annotated[str, typer.Argument(metavar="TABLE", help="cifar, imagenet or geometry.")],
     folder: Annotated[
         Path | None,
-        typer.Option("--results", help="Of JSON files.", show_default="those we committed"),
+        typer.Option(
+            "--results",
+            help="A folder of results in JSON, or of runs.",
+            show_default="those we committed",
+        ),
     ] = None,
 ) -> None:
     """The paper's figures beside ours, and a dash where we have none."""
@@ -58,7 +62,7 @@ def bench(
     ] = None,
     methods: Annotated[
         str, typer.Option(help='With commas, or all; options as in crsam:form="linear".')
-    ] = "sgd,sam,crsam",
+    ] = "base,sam,crsam",
     rounds: Annotated[int, typer.Option(min=1, help="Medians are over these.")] = 7,
     naive: Annotated[bool, typer.Option(help="Time naive implementations beside ours.")] = True,
     out: Annotated[Path | None, typer.Option(help="A JSON file to write.")] = None,
@@ -73,9 +77,9 @@ def bench(
         own = "bench/gpu" if world.device.type == "cuda" else "bench/cpu"
         source = own if not words or "=" in words[0] else words.pop(0)
         recipe = load_recipe(source, words)
-        names = (
-            [recipe.optimizer.name, *crsam.methods()] if methods == "all" else methods.split(",")
-        )
+        base, given = recipe.optimizer.name, methods.split(",")
+        names = [base, *crsam.methods()] if methods == "all" else given
+        names = [base if name == "base" else name for name in names]
         costs = time_steps(source, words, names, world, rounds=rounds, naive=naive)
         about = environment(world.device)
         tables.show_costs(costs, f"{source} {shlex.join(words)}, {about['hardware']}")

@@ -100,7 +100,7 @@ def compare(
     overrides: Overrides = None,
     methods: Annotated[
         str, typer.Option(help="By name, with commas; the first is the reference.")
-    ] = "sgd,sam,crsam",
+    ] = "base,sam,crsam",
     seeds: Annotated[int, typer.Option(min=1, help="How many, from the recipe's on.")] = 3,
     out: Out = None,
     device: Device = "auto",

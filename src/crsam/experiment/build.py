@@ -24,7 +24,7 @@ from crsam.experiment.warmup import cap_warmup
 from crsam.models import make_model
 from crsam.models import options as model_options
 from crsam.models.weights import head_of
-from crsam.optim import Curvature
+from crsam.optim import Curvature, Random
 from crsam.optim.captured import why_not
 from crsam.optim.registry import options as method_options
 from crsam.optim.ways import tf32_is_allowed
@@ -79,6 +79,7 @@ def build(
         splits.train, splits.feed, train.batch_size, recipe.seed, world.rank, world.size
     )
     cap_warmup(optimizer, recipe, train.epochs * len(batches))
+    set_length(optimizer, train.epochs * len(batches))
     return Parts(
         splits=splits,
         training=Training(
@@ -247,6 +248,14 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     if isinstance(objective, Curvature) and objective.floor is None and not takes_one:
         optimizer.objective = replace(objective, floor=floor)
     return optimizer
+
+
+def set_length(optimizer: Optimizer, steps: int) -> None:
+    """Tells R-SAM's random start over how many steps it rises, unless the recipe does."""
+    ascent = getattr(optimizer, "ascent", None)
+    if isinstance(ascent, Random) and ascent.total_steps is None:
+        assert isinstance(optimizer, crsam.SharpnessAware)
+        optimizer.ascent = replace(ascent, total_steps=steps)
 
 
 def floor_of(precision: str, device: torch.device, convolves: bool) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rich.console import Console
 from rich.table import Table
 
 from crsam.experiment.paper import Ours, Setup, longest, printed
@@ -11,7 +12,10 @@ from crsam.experiment.tables import console, with_spread
 
 NONE = "—"
 FEWER = "*"
-DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet": "ImageNet-1k"}
+WIDTH = 120
+"""Of the paper's tables, in characters."""
+DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+IMAGES = {"ImageNet-1k": "imagenet", "ImageNet-C": "imagenet_c", "ImageNet-R": "imagenet_r"}
 FIGURES = {
     "gradient_norm": "‖∇L‖",
     "hessian_trace": "Tr ∇²L",
@@ -59,15 +63,15 @@ def _cifar(found: Sequence[Ours]) -> list[Ours]:
             for augment, figures in rows[data].items():
                 mine = [_of(found, Setup(data, model, augment, m)) for m in methods.values()]
                 used += [ours for each in mine for ours in each]
-                cells = _beside([figures[key][0] for key in methods], mine)
+                cells = _beside([figures[key] for key in methods], mine)
                 grid.add_row(rows["title"], augment, DATA[data], *cells)
         grid.add_section()
-    console().print(grid)
+    _wide().print(grid)
     return used
 
 
 def _imagenet(found: Sequence[Ours]) -> list[Ours]:
-    """Table 2; ours are of ImageNet-1k alone."""
+    """Table 2; what of ours belongs to it."""
     methods = {"vanilla": "base", "sam": "sam", "rsam": "rsam", "crsam": "crsam"}
     grid = _grid("Table 2: accuracy in %, the paper's and ours", "model", "data", "vanilla", "ours",
                  "SAM", "ours", "R-SAM", "ours", "CR-SAM", "ours")  # fmt: skip
@@ -76,12 +80,12 @@ def _imagenet(found: Sequence[Ours]) -> list[Ours]:
         for data, figures in rows.items():
             if data == "title":
                 continue
-            setups = [Setup("imagenet", model, "inception", method) for method in methods.values()]
-            mine = [_of(found, setup) if data == "ImageNet-1k" else [] for setup in setups]
+            setups = [Setup(IMAGES[data], model, "inception", m) for m in methods.values()]
+            mine = [_of(found, setup) for setup in setups]
             used += [ours for each in mine for ours in each]
             grid.add_row(rows["title"], data, *_beside([figures[key] for key in methods], mine))
         grid.add_section()
-    console().print(grid)
+    _wide().print(grid)
     return used
 
 
@@ -95,9 +99,9 @@ def _geometry(found: Sequence[Ours]) -> list[Ours]:
         mine = longest(_of(measured, setup))
         cells = [figures["title"]]
         for name in FIGURES:
-            cells += [f"{figures[name][0]:g}", NONE if mine is None else _figure(mine, name)]
+            cells += [_as_printed(figures[name]), NONE if mine is None else _figure(mine, name)]
         grid.add_row(*cells)
-    console().print(grid)
+    _wide().print(grid)
     for title, group in _alike(measured).items():
         print()
         keys = ("contestant", "ρ", "epochs", "decay")
@@ -129,12 +133,31 @@ def _of(found: Sequence[Ours], setup: Setup) -> list[Ours]:
     return [ours for ours in found if ours.setup == setup]
 
 
-def _beside(theirs: Sequence[float], ours: Sequence[Sequence[Ours]]) -> Iterator[str]:
+def _wide() -> Console:
+    """A narrower terminal breaks the lines. In a narrower console rich cuts digits off."""
+    found = console()
+    return found if found.width >= WIDTH else Console(width=WIDTH)
+
+
+def _as_printed(figure: float | Sequence[float]) -> str:
+    """With the paper's two digits, and its ± where it has one.
+
+    Example:
+        >>> _as_printed([32673.88, 1497.56]), _as_printed(68.4)
+        ('32673.88 ± 1497.56', '68.40')
+    """
+    both = (figure,) if isinstance(figure, int | float) else figure
+    return " ± ".join(f"{number:.2f}" for number in both)
+
+
+def _beside(
+    theirs: Sequence[float | Sequence[float]], ours: Sequence[Sequence[Ours]]
+) -> Iterator[str]:
     """The cells of a row, by method; those of fewer epochs than others of it are marked."""
     shown = [longest(each) for each in ours]
     most = max((each.epochs for each in shown if each is not None), default=0)
     for figure, mine in zip(theirs, shown, strict=True):
-        yield f"{figure:.2f}"
+        yield _as_printed(figure)
         if mine is None:
             yield NONE
         else:

@@ -107,7 +107,7 @@ class SharpnessAwareStep:
         self._window = window_of(accelerator, model, self.optimizer)
 
     def __call__(self, batch: Any) -> Tensor:
-        """Returns the loss of this batch at the weights before the step."""
+        """Returns the loss of this batch in the step's first pass (see `SharpnessAware.step`)."""
         seen: list[Tensor] = []
 
         def run() -> Tensor:

@@ -117,7 +117,7 @@ class Captured:
 
     @torch.no_grad()
     def step(self) -> Tensor:
-        """Takes a step on the values that the closure's batch holds now; the loss before it.
+        """Takes a step on the values that the closure's batch holds now; returns its loss.
 
         Raises:
             CannotCapture: If that turns out only now; no step was taken.

@@ -101,20 +101,32 @@ class ASAM(Method):
 
 
 class RSAM(Method):
-    """Random SAM (Liu et al., 2022): climbs from a random point. 3 passes, one for the loss at w.
+    """Random SAM (Liu et al., 2022): climbs from a random point. 2 passes, none at ``w``.
 
-    Our reading of a paper without public code, of which we are about 65 % sure; see `Random`.
+    It follows the authors' code; see `Random`. ``step`` returns the loss at the random point, which
+    is also ``report["loss"]``. Batch-norm statistics move there. `total_steps` is the length of
+    training, over which `sigma` rises by the factor `sigma_rise`; without it `sigma` stays. ρ
+    follows the learning rate from `rho` at `lr_max` (defaults to that of the base optimizer now) to
+    ``rho_share * rho`` at `lr_min`; with ``rho_share=1`` it stays.
     """
 
     def __init__(
         self,
         base: Optimizer,
         rho: float = 0.05,
-        sigma: float = 0.01,
-        lam: float = 1.0,
+        sigma: float = 0.0005,
+        lam: float = 2.0,
+        sigma_rise: float = 5.0,
+        total_steps: int | None = None,
+        rho_share: float = 0.6,
+        lr_max: float | None = None,
+        lr_min: float = 0.0,
         **common: Unpack[Common],
     ) -> None:
-        super().__init__(base, Random(rho, sigma, lam), **common)
+        share("rho_share", rho_share, zero=True)
+        ascent = Random(rho, sigma, lam, sigma_rise, total_steps)
+        follow = FollowLearningRate(rho_share, lr_max, lr_min, relative=True)
+        super().__init__(base, ascent, follow=follow, **common)
 
 
 class GSAM(Method):

@@ -38,6 +38,10 @@ class Part(ABC):  # noqa: B024
         """Raises ValueError unless `value` is allowed for the hyper-parameter `name`."""
         non_negative(name, value)
 
+    def factor(self, name: str, count: int) -> float:
+        """By what the group's value of the hyper-parameter `name` is multiplied at step `count`."""
+        return 1.0
+
     def fresh(self, p: Tensor) -> Tensor:
         """What stands for having nothing to remember of a parameter yet."""
         return torch.zeros_like(p)

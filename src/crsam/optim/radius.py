@@ -24,11 +24,13 @@ class FollowLearningRate:
             (``OneCycleLR``), else the group's when the optimizer is made, before any scheduler that
             is already attached has changed it.
         lr_min: The lowest.
+        relative: Read `rho_min` as a share of the group's ρ, as R-SAM does.
     """
 
     rho_min: float = 0.0
     lr_max: float | None = None
     lr_min: float = 0.0
+    relative: bool = False
 
     def __post_init__(self) -> None:
         for name in ("rho_min", "lr_min") + (("lr_max",) if self.lr_max is not None else ()):
@@ -44,7 +46,8 @@ class FollowLearningRate:
             share = torch.clamp(share, 0.0, 1.0)
         else:
             share = min(max(share, 0.0), 1.0)
-        return self.rho_min + (rho - self.rho_min) * share
+        rho_min = self.rho_min * rho if self.relative else self.rho_min
+        return rho_min + (rho - rho_min) * share
 
 
 def warmup_factor(count: int, warmup: int) -> float:

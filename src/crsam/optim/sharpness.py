@@ -138,7 +138,8 @@ class SharpnessAware(Wrapper):
                 the loss itself. Call ``scaler.update()`` after the step, as ever.
 
         Returns:
-            The loss at the weights before the step, whatever the method.
+            The loss of the first pass. That is the loss at the weights before the step, except
+            for R-SAM, whose first pass is at a random point near them.
 
         Raises:
             TypeError: Without a closure, or with one that cannot tell samples apart where needed.
@@ -279,6 +280,9 @@ class SharpnessAware(Wrapper):
                 lr_max = self.follow.lr_max or group.get("max_lr") or group[LR_MAX]
                 value = self.follow(value, group["lr"], lr_max)
             value = value * warmup_factor(group[COUNTER], self.warmup)
+        for part in self.parts:
+            if name in part.hyper and (factor := part.factor(name, group[COUNTER])) != 1:
+                value = value * factor
         return value
 
     def _commit(self, step: Step) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from crsam import _tensors as tn
 from crsam._tensors import Scale, Tensors
 from crsam.optim.checkpoint import Memory
 from crsam.optim.parallel import Parallel
+
+if TYPE_CHECKING:
+    from crsam.optim.probe import Offset
 
 Generators = Callable[[torch.device | str, int, int], torch.Generator]
 
@@ -62,8 +65,10 @@ class Step:
         self.parallel = parallel or Parallel(None, [], "batch", None)
         self.ranks = self.parallel.of_a_pass
         """The processes whose samples the gradients of this step are of."""
+        self.start: Offset | None = None
+        """Where the first pass was taken; None: at ``w``."""
         self.grad_norm: Tensor = torch.zeros(())
-        """``‖g0‖``, once the first pass is done."""
+        """The norm of the first pass's gradient, once that pass is done."""
         self.report: dict[str, Tensor] = {}
         """What the step saw, as 0-d tensors."""
         self.direct: Tensors | None = None

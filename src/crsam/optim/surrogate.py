@@ -27,8 +27,10 @@ from crsam.optim.step import Step
 def surrogate_of(
     step: Step, probe: Probe, ascent: Ascent, objective: Objective, schedule: Schedule
 ) -> tuple[Tensor, Tensors]:
-    """The loss at ``w`` and the surrogate gradient, of what the probe looks at."""
-    center = probe()
+    """The loss of the first pass and the surrogate gradient, of what the probe looks at."""
+    if not (objective.uses_center or schedule.uses_center):
+        step.start = ascent.start(step)
+    center = probe(step.start)
     loss = center.loss
     step.grad_norm = tn.norm(center.grads)
     step.report |= {"loss": loss.clone(), "grad_norm": step.grad_norm}
@@ -82,7 +84,7 @@ class Passes:
         pieces: Sequence[tuple[float, Closure | Divisible]],
         new_step: Callable[[Step | None], Step],
     ) -> tuple[Step, Tensor, Tensors]:
-        """The step, the loss at ``w`` and the surrogate gradient.
+        """The step, the loss of the first pass and the surrogate gradient.
 
         Args:
             pieces: Closures that climb each on its own, with their weights.

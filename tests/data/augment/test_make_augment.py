@@ -68,6 +68,20 @@ def test_names_stand_for_their_chains() -> None:
     )
 
 
+def test_cutout_cuts_the_share_of_the_images_that_it_is_given() -> None:
+    x = torch.full((4000, 1, 8, 8), 9, dtype=torch.uint8)
+    always, half, never = (
+        Cutout(4, (0,), share)(x, generator()).eq(0).flatten(1).sum(1) for share in (1.0, 0.5, 0.0)
+    )
+    assert (always > 0).all()
+    assert not never.any()
+    assert 1850 < (half > 0).sum() < 2150
+    assert torch.equal(half[half > 0], always[half > 0])  # the squares are those of every image
+    with pytest.raises(ValueError, match="share must be a number between 0 and 1, got 2"):
+        Cutout(share=2)
+    assert make_augment("cutout", cut_share=0.5) == Chain((Basic(), Cutout(share=0.5)))
+
+
 def test_an_unknown_name_is_told_the_nearest() -> None:
     with pytest.raises(ValueError, match="unknown augmentation 'cutuot': did you mean 'cutout'"):
         make_augment("cutuot")

@@ -58,11 +58,12 @@ def make_augment(name: str, **options: Any) -> Augmentation:
 
     Args:
         name: ``"none"``; ``"basic"``; ``"inception"``, for photographs; ``"cutout"``: basic, then
-            cutout; ``"autoaugment"`` and ``"randaugment"``: basic, then the method, then cutout,
+            Cutout; ``"autoaugment"`` and ``"randaugment"``: basic, then the method, then Cutout,
             as in their papers on CIFAR.
         **options: `pad` and `flip_share` of `Basic`; `least`, `shape` and `flip_share` of
-            `Inception`; `side` (0: no cutout) and `fill` of `Cutout`;
-            `policy` and `levels` of `AutoAugment`; `num_ops` and `magnitude` of `RandAugment`.
+            `Inception`; `side` and `fill` of `Cutout`, and `cut_share` for its `share`
+            (``side=0`` leaves Cutout out); `policy` and `levels` of `AutoAugment`; `num_ops` and
+            `magnitude` of `RandAugment`.
 
     Raises:
         UserError: There is no such name.
@@ -91,12 +92,11 @@ class _Around(TypedDict, total=False):
     flip_share: float
     side: int
     fill: tuple[int, ...]
+    cut_share: float
 
 
-def _cutout(
-    pad: int = 4, flip_share: float = 0.5, side: int = 16, fill: tuple[int, ...] = CIFAR10_MEAN
-) -> Augmentation:
-    return _around((), pad=pad, flip_share=flip_share, side=side, fill=fill)
+def _cutout(**around: Unpack[_Around]) -> Augmentation:
+    return _around((), **around)
 
 
 def _autoaugment(
@@ -119,8 +119,9 @@ def _around(
     flip_share: float = 0.5,
     side: int = 16,
     fill: tuple[int, ...] = CIFAR10_MEAN,
+    cut_share: float = 1.0,
 ) -> Augmentation:
-    last = (Cutout(side, tuple(fill)),) if side else ()
+    last = (Cutout(side, tuple(fill), cut_share),) if side else ()
     return Chain((Basic(pad, flip_share), *parts, *last))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crsam.data.augment.base import Augmentation, check_count, constant
+from crsam.data.augment.base import Augmentation, check_count, check_number, constant
 
 CIFAR10_MEAN = (125, 123, 114)
 """The mean colour of CIFAR-10's training images, in bytes."""
@@ -45,22 +45,26 @@ def cut(
 
 @dataclass(frozen=True)
 class Cutout(Augmentation):
-    """A square at a random place replaced by the mean colour.
+    """Replaces a square at a random place by the mean colour.
 
-    Its centre is uniform over the pixels, so that part of it may lie outside.
+    The centre of the square is uniform over the pixels, so part of the square may lie outside.
 
     Args:
-        side: Of the square, in pixels: 16 for CIFAR-10 and 8 for CIFAR-100 in the paper; 16 in the
-            papers on SAM.
-        fill: The colour, a byte for each channel or one for all; the mean colour becomes about 0
-            when the images are normalized.
+        side: Side of the square in pixels. The Cutout paper uses 16 for CIFAR-10 and 8 for
+            CIFAR-100. The papers on SAM use 16.
+        fill: The colour: one byte for each channel, or one byte for all. The mean colour becomes
+            about 0 when the images are normalized.
+        share: Probability that an image is cut. The Cutout paper cuts every image. The code of the
+            CR-SAM paper cuts an image with probability 0.5.
     """
 
     side: int = 16
     fill: tuple[int, ...] = CIFAR10_MEAN
+    share: float = 1.0
 
     def __post_init__(self) -> None:
         check_count("side", self.side, 1)
+        check_number("share", self.share, 0, 1)
         for byte in self.fill:
             check_count("fill", byte, 0)
             if byte > 255:
@@ -79,10 +83,16 @@ class Cutout(Augmentation):
         return cut(images, rows, columns, self.side, self.fill)
 
     def draw(self, images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Row and column of the centres, each of shape (N,)."""
+        """Row and column of the centres, each of shape (N,).
+
+        The square of an image that is not cut lies outside the image.
+        """
         n, _, height, width = images.shape
         rows, columns = (
             torch.randint(size, (n,), device=images.device, generator=generator)
             for size in (height, width)
         )
+        if self.share < 1:  # without a draw otherwise, so that older runs see the same images
+            is_cut = torch.rand(n, device=images.device, generator=generator) < self.share
+            rows = torch.where(is_cut, rows, -self.side)
         return rows, columns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from crsam import _sharded
 from crsam import _tensors as tn
 from crsam.optim.ascent.base import Ascent
+from crsam.optim.part import at_least, non_negative
 from crsam.optim.probe import Evaluation, Offset, Probe
 from crsam.optim.step import Step
 
@@ -19,27 +21,57 @@ from crsam.optim.step import Step
 class Random(Ascent):
     r"""From a random point: $e = \rho\,(\delta_0 + \lambda g)/\lVert \delta_0 + \lambda g \rVert$.
 
-    $\delta_0 \sim N(0, \sigma^2)$ times the norm of the weight's filter, and $g$ the gradient at
-    $w + \delta_0$: one pass more than the gradient ascent, since the first pass, at $w$, gives the
-    loss, the batch-norm statistics and what any objective may need. No public code was found; this
-    is our reading of the paper, and we are about 65 % sure of it.
+    $\delta_0 \sim N(0, \sigma_t^2)$ times the norm of the weight's filter, and $g$ is the gradient
+    at $w + \delta_0$. This is the form of the authors' code
+    (https://github.com/RSAM-Optimizer/R-SAM, ``vit_jax/train.py``). There
+    $\sigma_t = \sigma\,(1 + (r - 1)(1 - \cos(\pi t/T))/2)$ rises from $\sigma = 0.0005$ to
+    $r\sigma = 0.0025$ over the $T$ steps of training.
+
+    The first pass of the step is at $w + \delta_0$, and no pass is at $w$. If the objective or the
+    schedule needs the gradient at $w$, the first pass is at $w$, and this ascent costs one pass
+    more.
 
     Args:
         rho: Length of the offset.
-        sigma: Of the random start, relative to the filters' norms.
+        sigma: Standard deviation of the random start at the first step, relative to the norms of
+            the filters.
         lam: Weight of the gradient against the random start.
+        sigma_rise: The factor by which `sigma` rises over training.
+        total_steps: Length of training. With None, `sigma` does not rise.
     """
 
     rho: float = 0.05
-    sigma: float = 0.01
-    lam: float = 1.0
+    sigma: float = 0.0005
+    lam: float = 2.0
+    sigma_rise: float = 5.0
+    total_steps: int | None = None
     hyper: ClassVar[tuple[str, ...]] = ("rho", "sigma", "lam")
 
-    def __call__(self, step: Step, center: Evaluation, probe: Probe) -> Offset:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        non_negative("sigma_rise", self.sigma_rise)
+        if self.total_steps is not None:
+            at_least("total_steps", self.total_steps, 1)
+
+    def factor(self, name: str, count: int) -> float:
+        if name != "sigma" or self.total_steps is None:
+            return 1.0
+        done = min((count + 1) / self.total_steps, 1.0)
+        return 1.0 + (self.sigma_rise - 1.0) * (1.0 - math.cos(math.pi * done)) / 2
+
+    def start(self, step: Step) -> Offset:
+        """The random point ``δ0``."""
         start = tn.multiply_(step.draw(torch.randn), [_filter_norms(p) for p in step.params])
-        tn.scale_(start, step.hyper("sigma"))
-        direction = tn.scale_(probe(Offset(start, 1.0)).grads, step.hyper("lam"))
-        tn.add_(direction, start)
+        return Offset(tn.scale_(start, step.hyper("sigma")), 1.0)
+
+    def __call__(self, step: Step, center: Evaluation, probe: Probe) -> Offset:
+        if step.start is None:
+            start = self.start(step)
+            center = probe(start)
+        else:
+            start = step.start
+        direction = tn.scale_(center.grads, step.hyper("lam"))
+        tn.add_(direction, start.direction)
         return Offset(direction, step.radius_over(tn.norm(direction)))
 
 

@@ -16,8 +16,9 @@ class Objective(Registered):
     """A rule for the surrogate gradient that the base optimizer is given."""
 
     uses_center: ClassVar[bool] = True
-    """Whether it reads ``center.grads``; if so, and only part of the batch is looked at, the
-    gradient at ``w`` is taken anew on that part, so that all its gradients are of one loss."""
+    """Whether it needs the pass at ``w``. If so, and only part of the batch is looked at, the
+    gradient at ``w`` is taken anew on that part, so that all its gradients are of one loss. If not,
+    ``center.grads`` is empty, and the ascent may take the first pass elsewhere (`Ascent.start`)."""
 
     @abstractmethod
     def __call__(self, step: Step, center: Evaluation, offset: Offset, probe: Probe) -> Tensors:
@@ -40,7 +41,11 @@ class Objective(Registered):
 
     @staticmethod
     def tell(step: Step, center: Evaluation, plus: Evaluation) -> Evaluation:
-        """Puts the loss at ``w + e`` and the sharpness into the report."""
+        """Puts the loss at ``w + e`` and the sharpness into the report.
+
+        Without a pass at ``w`` there is no sharpness to report.
+        """
         step.report["loss_plus"] = plus.loss
-        step.report["sharpness"] = plus.loss - center.loss
+        if step.start is None:
+            step.report["sharpness"] = plus.loss - center.loss
         return plus

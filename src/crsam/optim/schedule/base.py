@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from crsam._tensors import Tensors
 from crsam.optim.closure import Selection
 from crsam.optim.objective.base import Objective
@@ -12,6 +14,9 @@ from crsam.optim.step import Step
 
 class Schedule(Registered):
     """A rule for when the perturbed passes are taken, on which samples, and what follows else."""
+
+    uses_center: ClassVar[bool] = True
+    """Whether it needs the pass at ``w``: its gradient, the norm of that or the samples' losses."""
 
     def refuses(self, objective: Objective) -> str | None:
         """Why this schedule cannot go with this objective, if so."""

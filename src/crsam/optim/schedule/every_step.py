@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from crsam.optim.schedule.base import Schedule
 
@@ -10,3 +11,5 @@ from crsam.optim.schedule.base import Schedule
 @dataclass(frozen=True)
 class EveryStep(Schedule):
     """All passes at every step."""
+
+    uses_center: ClassVar[bool] = False
