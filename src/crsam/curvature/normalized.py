@@ -95,9 +95,8 @@ def normalized_trace(
     with MeanLoss(model, loss_fn, batches, size_of) as loss:
         trace, at = trace_and_gradient(loss, num_probes, seed, ranks, progress)
         norm = ranks.first(tn.norm(at.grads))
-        batch_norm = ranks.first(
-            torch.tensor(at.batch_norm, dtype=torch.float64, device=loss.device)
-        )
+        mean = torch.tensor(at.batch_norm, dtype=torch.float64, device=loss.device)
+        batch_norm = ranks.first(mean)
         _warn_of(norm, rounding_of_gradient(loss, seed), trace, num_probes)
     found = NormalizedTrace(math.nan, math.nan, trace, norm, batch_norm)
     value, stderr = found.by(norm if of == "data" else batch_norm)

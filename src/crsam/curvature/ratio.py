@@ -55,9 +55,10 @@ def approximation_ratio(
     `ascent` says how $\delta^*$ is found, and the ratio depends on it:
 
     - ``"plain"`` is what the paper describes, "a 20-step gradient ascent":
-      $e \leftarrow P\big(e + \rho\,\nabla L(w+e)/\lVert\nabla L(w+e)\rVert\big)$, where $P$ projects
-      onto the ball. The paper does not give the length of a step. Here it is ρ, so the first step
-      is $\delta$ itself. The last point counts, even where the loss is below that at $w+\delta$.
+      $e \leftarrow P\big(e + \rho\,\nabla L(w+e)/\lVert\nabla L(w+e)\rVert\big)$, where $P$
+      projects onto the ball. The paper does not give the length of a step. Here it is ρ, so the
+      first step is $\delta$ itself. The last point counts, even where its loss is below that at
+      $w+\delta$.
     - ``"backtracking"`` finds a higher point with the same number of steps. It takes back a step
       that leads down, adapts the length of the steps, and keeps the best point.
 
@@ -68,9 +69,9 @@ def approximation_ratio(
     samples. The cost is `steps` forward and backward passes over the data and three forward passes,
     and one forward pass more with backtracking.
 
-    The paper does not say which data $\delta$ belongs to. Here one $\delta$ serves all batches. With
-    `per_batch` each batch has its own, as in training. With batches of one sample, each sample has
-    its own.
+    The paper does not say which data $\delta$ belongs to. Here one $\delta$ serves all batches.
+    With `per_batch` each batch has its own, as in training. With batches of one sample, each sample
+    has its own.
 
     Args:
         model: The model, in the mode it is to be measured in; left as found.
