@@ -30,6 +30,9 @@ def pac_bayes(model: nn.Module, loss_fn: Any, batches: Any, **options: Any) -> A
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "adaptive_sharpness": partial(curvature.adaptive_sharpness, steps=3),
     "approximation_ratio": partial(curvature.approximation_ratio, steps=3),
+    "approximation_ratio, backtracking": partial(
+        curvature.approximation_ratio, steps=3, ascent="backtracking"
+    ),
     "approximation_ratio, per batch": partial(
         curvature.approximation_ratio, steps=3, per_batch=True
     ),
@@ -44,10 +47,14 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "fisher_rao": curvature.fisher_rao,
     "generalization_bound": partial(curvature.generalization_bound, num_probes=3),
     "gradient_norm": curvature.gradient_norm,
+    "gradient_norm, per batch": partial(curvature.gradient_norm, of="batches"),
     "hessian_frobenius_norm": partial(curvature.hessian_frobenius_norm, num_probes=3),
     "hessian_trace": partial(curvature.hessian_trace, num_probes=3),
     "hessian_vector_product": product_with_ones,
-    "normalized_trace": partial(curvature.normalized_trace, num_probes=3),
+    "normalized_trace": lambda *given, **options: curvature.normalized_trace(
+        *given, num_probes=3, **options
+    )._replace(batch_grad_norm=0.0),
+    "normalized_trace, per batch": partial(curvature.normalized_trace, num_probes=3, of="batches"),
     "pac_bayes_sharpness": pac_bayes,
     "sharpness": partial(curvature.sharpness, steps=3),
     "spectral_density": partial(curvature.spectral_density, num_vectors=2, steps=3),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from crsam import curvature
 from crsam.curvature.draws import Space, rademacher
+from crsam.errors import UserError
 from curvature.cases import every_case, exact, flat
 
 
@@ -41,6 +42,38 @@ def test_gradient_norm_is_that_of_the_full_mean_gradient(name: str) -> None:
     case, _ = exact(name)
     norm = curvature.gradient_norm(*case.given)
     assert norm == pytest.approx(case.gradient().norm().item(), rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp", "batch norm in evaluation", "a loss for each sample", "unused parameters"]
+)
+def test_gradient_norm_of_batches_is_the_plain_mean_of_their_norms(name: str) -> None:
+    """As in the authors' code: a loop over batches, and every batch counts once."""
+    case, H = exact(name)
+    total, count = 0.0, 0
+    for batch in case.batches:
+        for p in case.params:
+            p.grad = None
+        case.loss_fn(case.model, batch).mean().backward()
+        square = sum(p.grad.square().sum().item() for p in case.params if p.grad is not None)
+        total, count = total + square**0.5, count + 1
+    assert len({len(y) for _, y in case.batches}) > 1
+    for p in case.params:
+        p.grad = None
+    found = curvature.gradient_norm(*case.given, of="batches")
+    assert found == pytest.approx(total / count, rel=1e-12)
+    assert found > 1.01 * curvature.gradient_norm(*case.given)  # of="data"
+    normalized = curvature.normalized_trace(*case.given, of="batches", num_probes=40)
+    assert normalized.batch_grad_norm == pytest.approx(total / count, rel=1e-12)
+    assert normalized.value == pytest.approx(normalized.trace.value / (total / count), rel=1e-12)
+    assert abs(normalized.value - H.trace().item() / (total / count)) < 3.5 * normalized.stderr
+
+
+def test_norms_of_anything_else_are_refused() -> None:
+    case, _ = exact("mlp")
+    for function in (curvature.gradient_norm, curvature.normalized_trace):
+        with pytest.raises(UserError, match="of must be 'data' or 'batches', got 'samples'"):
+            function(*case.given, of="samples")  # type: ignore[operator]
 
 
 @every_case

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -58,16 +60,45 @@ def rises(case: Case, offset: Tensor) -> Tensor:
     return (losses[0] - losses[1]).detach()
 
 
+def ascended(case: Case, rho: float, steps: int) -> Tensor:
+    """Plain projected ascent as the paper's words have it: normalised steps, the last point."""
+    moved = Case(copy.deepcopy(case.model), case.batches, case.loss_fn)
+    start = nn.utils.parameters_to_vector(moved.params).detach()
+    offset = torch.zeros_like(start)
+    for _ in range(steps):
+        nn.utils.vector_to_parameters(start + offset, moved.params)
+        gradient = moved.gradient()
+        offset = offset + rho * gradient / gradient.norm()
+        if offset.norm() > rho:
+            offset = offset * (rho / offset.norm())
+    return offset
+
+
+def backtracked(case: Case, rho: float, steps: int) -> Tensor:
+    with MeanLoss(*case.given) as loss:
+        return flat(climb(loss, Ball(rho), steps).offset)
+
+
 @pytest.mark.parametrize("floor", [1e-6, 0.1, 1.0])
-def test_is_made_of_the_rises_of_each_sample(floor: float) -> None:
+@pytest.mark.parametrize(
+    ("options", "best", "steps"),
+    [
+        ({}, ascended, 20),
+        ({"steps": 3}, ascended, 3),
+        ({"ascent": "backtracking"}, backtracked, 20),
+    ],
+)
+def test_is_made_of_the_rises_of_each_sample(
+    options: dict[str, Any], best: Callable[..., Tensor], steps: int, floor: float
+) -> None:
     case = trained(Case(mlp(), vectors((9, 5)), each_cross_entropy), 10)
     one = rises(case, 0.6 * case.gradient() / case.gradient().norm())
-    with MeanLoss(*case.given) as loss:
-        many = rises(case, flat(climb(loss, Ball(0.6), 20).offset))
+    many = rises(case, best(case, 0.6, steps))
     counts = many > floor * many.mean()
     assert 0 < counts.sum() < 14
     ratios = (one / many)[counts]
-    found = curvature.approximation_ratio(*case.given, rho=0.6, floor=floor)
+    found = curvature.approximation_ratio(*case.given, rho=0.6, floor=floor, **options)
+    assert found.rho == 0.6
     assert found.mean == pytest.approx(ratios.mean().item(), rel=1e-6)
     assert found.stderr == pytest.approx(ratios.std().item() / math.sqrt(len(ratios)), rel=1e-5)
     assert found.of_means == pytest.approx((one.mean() / many.mean()).item(), rel=1e-8)
@@ -78,10 +109,23 @@ def test_is_made_of_the_rises_of_each_sample(floor: float) -> None:
 @pytest.mark.parametrize("name", ["mlp, relu", "mlp, trained", "batch norm in training"])
 @pytest.mark.parametrize("rho", [0.05, 1.0])
 def test_of_means_is_at_most_1(name: str, rho: float) -> None:
-    """Since the many steps are never below the one."""
+    """With backtracking, since its point is never below that of the first step."""
     case, _ = exact(name)
-    found = curvature.approximation_ratio(case.model, each_cross_entropy, case.batches, rho=rho)
+    found = curvature.approximation_ratio(
+        case.model, each_cross_entropy, case.batches, rho=rho, ascent="backtracking"
+    )
     assert found.of_means <= 1 + 1e-12
+
+
+def test_the_two_ascents_give_different_ratios_and_another_name_is_refused() -> None:
+    case = trained(Case(mlp(), vectors((9, 5)), each_cross_entropy), 10)
+    plain, best = (
+        curvature.approximation_ratio(*case.given, rho=2.0, ascent=ascent).of_means
+        for ascent in ("plain", "backtracking")
+    )
+    assert best < plain  # which finds a lower point
+    with pytest.raises(UserError, match="ascent must be 'plain' or 'backtracking', got 'newton'"):
+        curvature.approximation_ratio(*case.given, ascent="newton")  # type: ignore[arg-type]
 
 
 def test_per_batch_with_single_samples_gives_each_its_own_ascent() -> None:

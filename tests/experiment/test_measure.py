@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from crsam import curvature
+from crsam.cli import app
 from crsam.data.batches import in_order
 from crsam.errors import UserError
 from crsam.experiment.folder import RunFolder
-from crsam.experiment.measure import METRICS, Setting, losses, measure, measure_run
+from crsam.experiment.measure import METRICS, Setting, losses, measure, measure_run, sample_of
 from crsam.experiment.restore import restored
 from crsam.experiment.run import run
 from crsam.train.distributed import World
@@ -125,3 +127,89 @@ def test_unknown_metrics_are_refused_before_anything_is_done(tmp_path: Path, fol
     with pytest.raises(UserError, match="unknown metric"):
         run(tiny('measure.metrics=["nothing"]'), tmp_path / "x")
     assert not (tmp_path / "x").exists()
+
+
+def test_the_radius_reaches_the_ratio_and_stands_beside_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["approximation_ratio", "approximation_ratio_backtracking"]
+    options = ["--metrics", ",".join(names), "--samples", "60", "--rho", "0.4", "--threads", "1"]
+    assert CliRunner().invoke(app, ["measure", str(folder), *options]).exit_code == 0
+    written = json.loads((folder / "measures-train.json").read_text())["metrics"]
+    there = restored(folder, World())
+    there.model.eval()
+    batches = list(in_order(sample_of(there.splits.train, 60), there.splits.feed, 512))
+    for name, ascent in zip(names, ("plain", "backtracking")):
+        found = curvature.approximation_ratio(
+            there.model,
+            losses,
+            batches,
+            rho=0.4,
+            ascent=ascent,  # type: ignore[arg-type]
+        )
+        figure = written[name]
+        assert figure["value"] == pytest.approx(found.mean, rel=1e-5)
+        assert figure["parts"] == {
+            "of_means": pytest.approx(found.of_means, rel=1e-5),
+            "left_out": found.left_out,
+            "rho": 0.4,
+        }
+
+
+def test_what_belongs_to_a_figure_is_printed_below_it(folder: Path) -> None:
+    options = ["--metrics", "approximation_ratio,generalization_bound,loss", "--samples", "60"]
+    printed = CliRunner().invoke(app, ["measure", str(folder), *options, "--probes", "3"]).output
+    words = [line.split()[0] for line in printed.splitlines() if line.strip()]
+    start = words.index("metric")  # below the title
+    assert words[start : start + 12] == [
+        *("metric", "approximation_ratio", "of_means", "left_out", "rho"),
+        *("generalization_bound", "loss", "curvature", "slope", "complexity", "rho", "loss"),
+    ]
+
+
+def test_the_bound_is_the_sum_of_its_terms(folder: Path) -> None:
+    how = Setting(num_probes=4, rho=0.2)
+    found = measure_run(folder, ["generalization_bound", "loss", "gradient_norm"], how=how)
+    bound = found["generalization_bound"]
+    terms = {name: value for name, value in bound.parts.items() if name != "rho"}
+    assert list(terms) == ["loss", "curvature", "slope", "complexity"]
+    assert bound.value == pytest.approx(sum(terms.values()))
+    assert bound.parts["rho"] == 0.2
+    assert terms["loss"] == pytest.approx(found["loss"].value, rel=1e-5)
+    assert terms["slope"] == pytest.approx(found["gradient_norm"].value, rel=1e-5)  # γ is 1
+    trace = measure_run(folder, ["hessian_trace"], how=how)["hessian_trace"]
+    assert terms["curvature"] == pytest.approx(0.2**2 / 2 * trace.value, rel=1e-5)
+
+
+def test_norms_of_batches_depend_on_the_batches_and_c_of_w_on_the_norm(folder: Path) -> None:
+    names = ["gradient_norm", "gradient_norm_of_batches", "hessian_trace", "normalized_trace",
+             "normalized_trace_of_batches"]  # fmt: skip
+    by_size = {
+        size: measure_run(folder, names, samples=96, how=Setting(num_probes=20, batch_size=size))
+        for size in (8, 96)
+    }
+    for size, found in by_size.items():
+        full, mean, trace, by_full, by_mean = (found[name].value for name in names)
+        assert by_full == pytest.approx(trace / full, rel=1e-5)
+        assert by_mean == pytest.approx(trace / mean, rel=1e-5)
+        assert found["gradient_norm_of_batches"].parts == {"batch_size": size}
+    small, whole = by_size[8], by_size[96]
+    assert whole["gradient_norm_of_batches"].value == pytest.approx(whole["gradient_norm"].value)
+    assert small["gradient_norm"].value == pytest.approx(whole["gradient_norm"].value, rel=1e-4)
+    assert small["gradient_norm_of_batches"].value > 1.1 * small["gradient_norm"].value
+
+
+def test_a_recipe_can_measure_training_and_test_images(tmp_path: Path) -> None:
+    wanted = 'measure.metrics=["loss", "accuracy", "approximation_ratio"]'
+    options = ("measure.split=both", "measure.every=3", "measure.samples=5000", "measure.rho=0.3")
+    result = run(tiny(wanted, *options), tmp_path, lines=False)
+    lines = RunFolder(tmp_path).metrics()
+    train, test = ([m for m in lines if m["kind"] == k] for k in ("measure", "measure_test"))
+    assert [m["epoch"] for m in (*train, *test)] == [3, 3]
+    assert test[0]["loss"] == pytest.approx(result["test_loss"], rel=1e-5)
+    assert test[0]["accuracy"] == pytest.approx(result["test_accuracy"], rel=1e-6)
+    assert train[0]["loss"] == pytest.approx(result["train_loss"], rel=1e-2)
+    for line in (train[0], test[0]):
+        assert line["approximation_ratio_rho"] == 0.3
+        assert 0 <= line["approximation_ratio_left_out"] < 1437
+        assert line["approximation_ratio_of_means"] > 0

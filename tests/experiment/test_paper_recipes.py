@@ -78,7 +78,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_there_is_a_recipe_for_every_row_and_no_other() -> None:
     assert len(CIFAR) == 24
-    assert sorted(ROWS) == sorted(name for name in recipes() if name.startswith("paper/"))
+    tables = (name for name in recipes() if name.startswith("paper/"))
+    assert sorted(ROWS) == sorted(n for n in tables if not n.startswith("paper/figure"))
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -154,6 +154,42 @@ def test_geometry_shows_what_was_measured_on_test_images(
     assert "\nCR-SAM 0.15 200 0.001 — 101 — 80.00 b" in tiny
 
 
+def test_geometry_compares_like_norms_and_marks_the_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = {"gradient_norm, test": 3.0, "normalized_trace, test": 40.0}
+    both = {**full, "gradient_norm_of_batches, test": 9.5,
+            "normalized_trace_of_batches, test": 12.5}  # fmt: skip
+    runs = [
+        {**a_run(method, 0, 80.0, method=method), "measures": measures}
+        for method, measures in (("sam", full), ("crsam", both))
+    ]
+    write(tmp_path, "a.json", "cifar100/resnet18", runs)
+    table, _, rest = shown("geometry", tmp_path, capsys).partition("The paper's ‖∇L‖ is")
+    sam, crsam = (re.search(rf"\n{name} .*", table) for name in ("SAM", "CR-SAM"))
+    assert sam is not None
+    assert crsam is not None
+    assert "3†" in sam[0]
+    assert "40†" in sam[0]
+    assert " 9.5 " in crsam[0]
+    assert " 12.5 " in crsam[0]
+    assert "†" not in crsam[0]
+    assert "mean over batches of 128 of the norms" in rest
+
+
+def test_the_papers_normalised_trace_is_not_its_trace_by_its_norm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """C(w) by hand from the printed table: 1674.89 by 32673.88 / 19.97, and so on."""
+    write(tmp_path, "a.json", "cifar100/resnet18", [a_run("SGD", 0, 80.0, method="sgd")])
+    out = shown("geometry", tmp_path, capsys)
+    off = [100 * (c * norm / trace - 1) for norm, trace, c in (
+        (19.97, 32673.88, 1674.89), (11.51, 14176.52, 1193.87), (8.26, 7968.19, 884.95)
+    )]  # fmt: skip
+    assert [round(each, 1) for each in off] == [2.4, -3.1, -8.3]
+    assert "is not its own Tr ∇²L / ‖∇L‖: SGD +2.4 %, SAM −3.1 %, CR-SAM −8.3 %." in out
+
+
 def test_runs_that_were_tested_on_training_images_are_told_from_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

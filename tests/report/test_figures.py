@@ -195,6 +195,31 @@ def test_lines_and_planes_show_where_the_models_are(tmp_path: Path) -> None:
     plane.draw_without_rendering()  # a dollar begins no formula
 
 
+def test_test_images_are_dashed_beside_training_images(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "sam")
+    on_test = [
+        {"kind": "measure_test", "epoch": epoch, "hessian_trace": 10.0 * epoch, "loss": 0.1 * epoch,
+         "accuracy": 30.0 + epoch}
+        for epoch in range(1, EPOCHS + 1)
+    ]  # fmt: skip
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in on_test))
+    groups = groups_of(folder)
+    ((_, curvature),) = training.geometry(groups)
+    (trace,) = (axes for axes in curvature.axes if "Hessian trace" in axes.get_title())
+    train, test = trace.lines
+    assert (train.get_linestyle(), test.get_linestyle()) == ("-", "--")
+    assert list(test.get_ydata()) == [10.0, 20.0, 30.0, 40.0]
+    words = [text.get_text() for text in curvature.legends[0].get_texts()]
+    assert words == ["SAM", "training images", "test images"]
+    ((_, convergence),) = training.convergence(groups)
+    loss, accuracy = (axes.lines[2].get_ydata() for axes in convergence.axes)
+    assert list(loss) == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert list(accuracy) == [31, 32, 33, 34]
+    words = [text.get_text() for text in convergence.legends[0].get_texts()]
+    assert words == ["SAM", "training", "validation", "test", "test, at the end"]
+
+
 def test_spectra_are_the_densities_of_the_files(runs: Path) -> None:
     ((_, figure),) = spectra.densities(groups_of(runs))
     (axes,) = figure.axes

@@ -80,7 +80,12 @@ def measure(
     split: Annotated[Split, typer.Option(help="Which images.")] = Split.train,
     samples: Annotated[int, typer.Option(min=1, help="At most so many of them.")] = 5000,
     probes: Annotated[int, typer.Option(min=2, help="Random vectors of a trace.")] = 100,
-    rho: Annotated[float, typer.Option(help="Radius of sharpness.")] = Setting.rho,
+    rho: Annotated[
+        float, typer.Option(help="Radius of sharpness, approximation ratio and bound.")
+    ] = Setting.rho,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Images in a batch; changes only …_of_batches.")
+    ] = Setting.batch_size,
     seed: Annotated[int, typer.Option(min=0, help="Of the random vectors.")] = 0,
     spectrum: Annotated[
         bool, typer.Option("--spectrum", help="The density of the Hessian's eigenvalues too.")
@@ -91,7 +96,7 @@ def measure(
     """How flat the place is that a run's model has come to, each figure with its error."""
     names = [name.strip() for name in metrics.split(",")]
     with world_of(device, threads) as world:
-        how = Setting(rho=rho, num_probes=probes, seed=seed)
+        how = Setting(rho=rho, num_probes=probes, seed=seed, batch_size=batch_size)
         found = measure_run(folder, names, split=split.value, samples=samples, how=how, world=world)
         if world.is_main:
             tables.show_figures(found, f"{folder}, {split.value} images")

@@ -69,6 +69,32 @@ class Box(Region):
         return [x.clamp_(-1, 1) for x in u]
 
 
+@torch.no_grad()
+def ascend(loss: MeanLoss, region: Region, steps: int, start: Evaluation | None = None) -> Tensors:
+    """The offset after plain projected gradient ascent from the weights.
+
+    Each step follows the normalized gradient as far as the region reaches, and is then projected
+    onto the region. The first step of a ball of radius ρ is therefore SAM's own. No step is taken
+    back: the last point is returned, even where another point had a higher loss.
+
+    Args:
+        loss: The loss.
+        region: The set of allowed offsets.
+        steps: The number of steps. Each one but the first costs a forward and a backward pass over
+            the data. The first one uses the gradient at the weights.
+        start: Loss and gradient at the weights, if they are known already.
+    """
+    at = start or loss.gradient()
+    u: Tensors = [torch.zeros_like(g) for g in at.grads]
+    slope = region.slope(at.grads)
+    for step in range(steps):
+        if step > 0:
+            with loss.moved(region.offset(u)):
+                slope = region.slope(loss.gradient().grads)
+        u = region.project(tn.add_(region.farthest(slope), u))
+    return region.offset(u)
+
+
 class Peak(NamedTuple):
     """The highest point that an ascent found."""
 
@@ -80,12 +106,12 @@ class Peak(NamedTuple):
 
 @torch.no_grad()
 def climb(loss: MeanLoss, region: Region, steps: int, start: Evaluation | None = None) -> Peak:
-    """Projected ascent that keeps the best point, and learns from it how far to step.
+    """The best point of a projected ascent with backtracking.
 
-    The first step goes as far as the region does, and with ``steps=1`` that is the answer: SAM's,
-    even if the loss is lower there. With more, the answer is never lower than that, nor than the
-    loss at the weights, which are in the region too. A step that led up makes the next one longer,
-    one that led down is taken back and halved.
+    The first step goes as far as the region does. With ``steps=1`` that point is the answer, even
+    if the loss is lower there: it is SAM's. With more steps the loss at the answer is never lower
+    than there, nor than at the weights, which are in the region too. After a step that led up, the
+    next one is longer. A step that led down is taken back and halved.
 
     Args:
         loss: The loss.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
+from collections.abc import Sequence
 from numbers import Integral, Real
 from pathlib import Path
 
@@ -25,6 +26,14 @@ def check_count(least: int = 1, **values: int) -> None:
     for name, value in values.items():
         if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
             raise UserError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def check_one_of(allowed: Sequence[str], **values: str) -> None:
+    """Raises unless all are among the allowed words."""
+    for name, value in values.items():
+        if value not in allowed:
+            words = " or ".join(map(repr, allowed))
+            raise UserError(f"{name} must be {words}, got {value!r}")
 
 
 def warn(message: str) -> None:

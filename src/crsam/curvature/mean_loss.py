@@ -55,6 +55,27 @@ class Evaluation(NamedTuple):
     loss: float
     grads: Tensors
     num_samples: int = 0
+    batch_norm: float = math.nan
+    """The plain mean of the norms of the batches' gradients: every batch counts once."""
+
+
+class MeanGradient:
+    """Adds up the gradients of the batches of one pass."""
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self._total: Tensors = [torch.zeros_like(p) for p in params]
+        self._norms: Tensors = []
+
+    def add(self, grads: Sequence[Tensor], size: int) -> None:
+        """The gradient of a batch of `size` samples."""
+        tn.add_(self._total, grads, size)
+        self._norms.append(tn.norm(grads))
+
+    def evaluation(self, seen: Pass) -> Evaluation:
+        """The mean over the samples of the pass; `add` must not be called after it."""
+        grads = tn.scale_(self._total, 1 / seen.num_samples)
+        batch_norm = torch.stack(self._norms).double().mean().item()
+        return Evaluation(seen.loss, grads, seen.num_samples, batch_norm)
 
 
 class MeanLoss:
@@ -174,16 +195,15 @@ class MeanLoss:
 
     def gradient(self) -> Evaluation:
         """The mean loss and its gradient: one forward and one backward pass over the data."""
-        total: Tensors = [torch.zeros_like(p) for p in self.params]
+        total = MeanGradient(self.params)
 
         def add(term: Term) -> None:
             loss = differentiable(term)
-            grads = torch.autograd.grad(loss, self.params, materialize_grads=True)
-            tn.add_(total, grads, term.size)
+            total.add(torch.autograd.grad(loss, self.params, materialize_grads=True), term.size)
 
         with torch.enable_grad():
             seen = self.visit(add)
-        return Evaluation(seen.loss, tn.scale_(total, 1 / seen.num_samples), seen.num_samples)
+        return total.evaluation(seen)
 
     @contextmanager
     def moved(self, offset: Sequence[Tensor]) -> Iterator[None]:

@@ -10,9 +10,10 @@ from torch import nn
 
 from crsam import _tensors as tn
 from crsam._batches import SizeOf
-from crsam.curvature.checks import warn
+from crsam.curvature.checks import check_one_of, warn
 from crsam.curvature.draws import rademacher
 from crsam.curvature.estimate import Estimate
+from crsam.curvature.gradient import NormOf
 from crsam.curvature.hvp import Hessian
 from crsam.curvature.mean_loss import LossFn, MeanLoss
 from crsam.curvature.ranks import Group, Ranks
@@ -23,11 +24,19 @@ class NormalizedTrace(NamedTuple):
     """``C(w)`` and what it is made of."""
 
     value: float
-    """The trace by the norm; NaN where the norm is 0."""
+    """The trace divided by one of the two norms; NaN where that norm is 0."""
     stderr: float
-    """That of the trace, by the norm."""
+    """The standard error of the trace, divided by the same norm."""
     trace: Estimate
     grad_norm: float
+    """The norm of the gradient of the mean loss over all data."""
+    batch_grad_norm: float
+    """The plain mean of the norms of the batches' gradients."""
+
+    def by(self, norm: float) -> Estimate:
+        """The trace and its error, divided by a norm; NaN where the norm is 0."""
+        value, stderr = self.trace
+        return Estimate(value / norm, stderr / norm) if norm else Estimate(math.nan, math.nan)
 
 
 def normalized_trace(
@@ -35,6 +44,7 @@ def normalized_trace(
     loss_fn: LossFn,
     batches: Any,
     *,
+    of: NormOf = "data",
     num_probes: int = 100,
     seed: int = 0,
     group: Group = None,
@@ -43,15 +53,18 @@ def normalized_trace(
 ) -> NormalizedTrace:
     r"""$C(w) = \mathrm{Tr}(\nabla^2 L)/\lVert\nabla L\rVert_2$, the paper's equation 4.
 
-    It grows without bound as the gradient vanishes: near a minimum it tells how near, not how
-    curved. So the trace and the norm come with it, and a warning where the quotient means nothing:
-    the gradient is not larger than what rounding the weights makes of it, or the trace is not told
-    from 0. The cost of `hessian_trace` and one product more.
+    It grows without bound as the gradient vanishes: near a minimum it shows how near the minimum
+    is, not how curved the loss is. The result therefore also holds the trace and both norms of
+    `gradient_norm`. There is a warning where the quotient means nothing: where the gradient is not
+    larger than what rounding the weights makes of it, or where the trace cannot be told from 0. The
+    cost is that of `hessian_trace` and one product more.
 
     Args:
         model: The model, in the mode it is to be measured in; left as found.
         loss_fn: ``loss_fn(model, batch)``: the mean loss of the batch, or that of each sample.
         batches: A list of batches, a loader, or one batch.
+        of: The norm to divide by: ``"data"`` for that of the full gradient, ``"batches"`` for the
+            mean of the batches' norms, as in the authors' code.
         num_probes: How many; the error falls as the root of it.
         seed: Of the probes.
         group: A process group whose ranks share the probes; see `hessian_trace`.
@@ -60,10 +73,10 @@ def normalized_trace(
         progress: Whether to show a progress bar, if on a terminal.
 
     Returns:
-        ``C(w)``, its standard error, the trace and the norm.
+        ``C(w)``, its standard error, the trace and both norms.
 
     Raises:
-        UserError: As `hessian_trace`.
+        UserError: As `hessian_trace`, or if `of` is not one of the two.
 
     Example:
         >>> import torch
@@ -77,14 +90,17 @@ def normalized_trace(
         >>> round(found.value, 4)  # Tr = 3 + 4, and the gradient is (3, 4)
         1.4
     """
+    check_one_of(("data", "batches"), of=of)
     ranks = Ranks(group)
     with MeanLoss(model, loss_fn, batches, size_of) as loss:
         trace, at = trace_and_gradient(loss, num_probes, seed, ranks, progress)
         norm = ranks.first(tn.norm(at.grads))
+        mean = torch.tensor(at.batch_norm, dtype=torch.float64, device=loss.device)
+        batch_norm = ranks.first(mean)
         _warn_of(norm, rounding_of_gradient(loss, seed), trace, num_probes)
-    if norm == 0:
-        return NormalizedTrace(math.nan, math.nan, trace, norm)
-    return NormalizedTrace(trace.value / norm, trace.stderr / norm, trace, norm)
+    found = NormalizedTrace(math.nan, math.nan, trace, norm, batch_norm)
+    value, stderr = found.by(norm if of == "data" else batch_norm)
+    return found._replace(value=value, stderr=stderr)
 
 
 def rounding_of_gradient(loss: MeanLoss, seed: int) -> float:

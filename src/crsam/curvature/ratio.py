@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from crsam._batches import SizeOf
-from crsam.curvature.ascent import Ball, climb
-from crsam.curvature.checks import check_count, check_positive
+from crsam._tensors import Tensors
+from crsam.curvature.ascent import Ball, ascend, climb
+from crsam.curvature.checks import check_count, check_one_of, check_positive
 from crsam.curvature.estimate import Estimate
-from crsam.curvature.mean_loss import LossFn, MeanLoss
+from crsam.curvature.mean_loss import Evaluation, LossFn, MeanLoss
 from crsam.curvature.per_sample import sample_losses
 
 
 class Ratio(NamedTuple):
-    """The approximation ratio, in two ways."""
+    """The approximation ratio, in two ways, and the radius it belongs to."""
 
     mean: float
-    """The mean of the samples' ratios; NaN where all were left out."""
+    """The mean of the samples' ratios; NaN where all samples were left out."""
     stderr: float
-    """Its standard error over the samples; NaN for less than two."""
+    """Its standard error over the samples; NaN for fewer than two samples."""
     of_means: float
-    """The mean rise by one step, by the mean rise by many: no sample is left out of it."""
+    """The mean rise after one step, divided by the mean rise at δ*. It uses every sample."""
     left_out: int
-    """Samples whose loss the many steps do not raise by more than the floor."""
+    """The number of samples that `mean` leaves out: δ* raises their loss by less than the floor."""
     num_samples: int
+    rho: float
+    """The radius of the ball."""
 
 
 def approximation_ratio(
@@ -35,40 +39,58 @@ def approximation_ratio(
     loss_fn: LossFn,
     batches: Any,
     *,
-    rho: float = 0.1,
+    rho: float = 0.05,
     steps: int = 20,
+    ascent: Literal["plain", "backtracking"] = "plain",
     floor: float = 0.01,
     per_batch: bool = False,
     size_of: SizeOf | None = None,
 ) -> Ratio:
     r"""$E\big[(\ell(w+\delta) - \ell(w))/(\ell(w+\delta^*) - \ell(w))\big]$, the paper's eq. 2.
 
-    $\delta$ is the one-step ascent of the mean loss and $\delta^*$ that of `steps` projected steps
-    in the same ball, the best point on the way; the quotient is taken for each sample. 1 where the
-    loss is linear. A mean of quotients hangs on the samples whose loss $\delta^*$ hardly raises:
-    those below `floor` are left out and counted, but the value still depends on it. The quotient
-    of the means, beside it, does not. `steps` forward and backward passes over the data, and five
-    forward passes.
+    $\delta = \rho\,\nabla L/\lVert\nabla L\rVert$ is the one-step ascent of the mean loss.
+    $\delta^*$ is the point after `steps` steps in the same ball. The quotient is taken for each
+    sample. It is 1 where the loss is linear.
 
-    The paper does not say whose ascent $\delta$ is. All batches have one together here; with
-    `per_batch` each has its own, as in training, and with batches of one sample, each sample.
+    `ascent` says how $\delta^*$ is found, and the ratio depends on it:
+
+    - ``"plain"`` is what the paper describes, "a 20-step gradient ascent":
+      $e \leftarrow P\big(e + \rho\,\nabla L(w+e)/\lVert\nabla L(w+e)\rVert\big)$, where $P$
+      projects onto the ball. The paper does not give the length of a step. Here it is ρ, so the
+      first step is $\delta$ itself. The last point counts, even where its loss is below that at
+      $w+\delta$.
+    - ``"backtracking"`` finds a higher point with the same number of steps. It takes back a step
+      that leads down, adapts the length of the steps, and keeps the best point.
+
+    The paper does not give ρ either. The ratio depends on it, so the result holds ρ.
+
+    The mean of the quotients depends strongly on samples whose loss $\delta^*$ hardly raises. Those
+    below `floor` are left out and counted. The quotient of the means, given beside it, uses all
+    samples. The cost is `steps` forward and backward passes over the data and three forward passes,
+    and one forward pass more with backtracking.
+
+    The paper does not say which data $\delta$ belongs to. Here one $\delta$ serves all batches.
+    With `per_batch` each batch has its own, as in training. With batches of one sample, each sample
+    has its own.
 
     Args:
         model: The model, in the mode it is to be measured in; left as found.
         loss_fn: ``loss_fn(model, batch)``: the loss of each sample of the batch, a vector.
         batches: A list of batches, a loader, or one batch; the paper takes 5,000 training samples.
-        rho: Radius of the ball.
-        steps: Of the ascent to $\delta^*$.
+        rho: The radius of the ball. Use the radius of the training to judge its ascent.
+        steps: The number of steps to $\delta^*$.
+        ascent: How to find $\delta^*$: ``"plain"`` or ``"backtracking"``.
         floor: How much a sample's loss must rise to count, as a share of the mean rise.
         per_batch: Whether each batch has its own ascents.
-        size_of: The number of samples of a batch. None: how many losses there are.
+        size_of: The number of samples of a batch. By default this is the number of losses.
 
     Returns:
-        The mean ratio, the ratio of the means, and how many samples were left out of the first.
+        The mean ratio, the ratio of the means, the number of samples left out, and the radius.
 
     Raises:
         UserError: If `loss_fn` does not return the loss of each sample, there are no batches, no
-            parameter requires a gradient, a loss is not finite, or an argument is not positive.
+            parameter requires a gradient, a loss is not finite, a number is not positive, or
+            `ascent` is neither of the two.
 
     Example:
         >>> import torch
@@ -81,30 +103,41 @@ def approximation_ratio(
     """
     check_positive(rho=rho, floor=floor)
     check_count(steps=steps)
+    check_one_of(("plain", "backtracking"), ascent=ascent)
+    best = ascend if ascent == "plain" else _backtracked
     with MeanLoss(model, loss_fn, batches, size_of) as whole:
         if not per_batch:
-            rises = [_rises(whole, rho, steps, floor)]
+            rises = [_rises(whole, rho, steps, floor, best)]
         else:
             rises = []
             for batch in whole.batches:
                 with MeanLoss(model, loss_fn, [batch], size_of) as loss:
-                    rises.append(_rises(loss, rho, steps, floor))
+                    rises.append(_rises(loss, rho, steps, floor, best))
             if not rises:
                 whole.value()  # says that there are no batches
     one, many, counts = (torch.cat(columns) for columns in zip(*rises))
     ratios = one[counts] / many[counts]
     mean, stderr = Estimate.of(ratios) if len(ratios) else (math.nan, math.nan)
     of_means = (one.mean() / many.mean()).item()
-    return Ratio(mean, stderr, of_means, int((~counts).sum()), len(counts))
+    return Ratio(mean, stderr, of_means, int((~counts).sum()), len(counts), rho)
 
 
-def _rises(loss: MeanLoss, rho: float, steps: int, floor: float) -> tuple[Tensor, Tensor, Tensor]:
-    """By how much one step and many raise each sample's loss, and whether that counts."""
+Ascent = Callable[[MeanLoss, Ball, int, Evaluation], Tensors]
+
+
+def _backtracked(loss: MeanLoss, region: Ball, steps: int, start: Evaluation) -> Tensors:
+    return climb(loss, region, steps, start).offset
+
+
+def _rises(
+    loss: MeanLoss, rho: float, steps: int, floor: float, best: Ascent
+) -> tuple[Tensor, Tensor, Tensor]:
+    """By how much one step and `steps` raise each sample's loss, and whether the sample counts."""
     at = loss.gradient()
-    one = climb(loss, Ball(rho), 1, at)
-    many = climb(loss, Ball(rho), steps, at)
+    one = ascend(loss, Ball(rho), 1, at)
+    many = best(loss, Ball(rho), steps, at)
     nowhere = [torch.zeros_like(p) for p in loss.params]
-    here, after_one, after_many = sample_losses(loss, nowhere, one.offset, many.offset)
+    here, after_one, after_many = sample_losses(loss, nowhere, one, many)
     by_one, by_many = after_one - here, after_many - here
     rounding = 8 * torch.finfo(loss.space.dtype).eps * (here.abs() + by_many.abs())
-    return by_one, by_many, by_many > rounding.clamp(min=floor * max(many.rise, 0.0))
+    return by_one, by_many, by_many > rounding.clamp(min=floor * max(by_many.mean().item(), 0.0))

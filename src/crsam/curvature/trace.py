@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from crsam import _tensors as tn
 from crsam._batches import SizeOf
-from crsam._tensors import Tensors
 from crsam.curvature.bars import progress_bar
 from crsam.curvature.checks import check_count
 from crsam.curvature.draws import rademacher
 from crsam.curvature.estimate import Estimate
 from crsam.curvature.hvp import Hessian, finite
-from crsam.curvature.mean_loss import Evaluation, LossFn, MeanLoss
+from crsam.curvature.mean_loss import Evaluation, LossFn, MeanGradient, MeanLoss
 from crsam.curvature.quadratic import Form, visit_forms
 from crsam.curvature.ranks import Group, Ranks
 
@@ -77,13 +75,13 @@ def trace_and_gradient(
     """The trace, and the loss and its gradient, which the same pass gives."""
     check_count(2, num_probes=num_probes)
     forms = torch.zeros(num_probes, dtype=torch.float64, device=loss.device)
-    grads: Tensors = [torch.zeros_like(p) for p in loss.params]
+    total = MeanGradient(loss.params)
     mine = ranks.share(num_probes)
 
     with progress_bar("Hessian trace", len(mine) * len(loss.batches), progress) as advance:
 
         def add(form: Form, size: int) -> None:
-            tn.add_(grads, form.gradient, size)
+            total.add(form.gradient, size)
             for i in mine:
                 v = loss.unflat(rademacher(loss.space, "probe", seed, i))
                 forms[i] += size * form(v)
@@ -92,8 +90,7 @@ def trace_and_gradient(
         seen = visit_forms(loss, add)
     ranks.check_same(loss)
     trace = Estimate.of(finite(ranks.collect_(forms / seen.num_samples)))
-    mean = tn.scale_(grads, 1 / seen.num_samples)
-    return trace, Evaluation(seen.loss, mean, seen.num_samples)
+    return trace, total.evaluation(seen)
 
 
 def hessian_frobenius_norm(

@@ -97,7 +97,9 @@ class Journal:
                 self.watch(epoch, score)
         wanted = self.recipe.measure
         if wanted.metrics and (last or epoch % wanted.every == 0):
-            self.write("measure", {"epoch": epoch, **self.measured()})
+            for split in ("train", "test") if wanted.split == "both" else (wanted.split,):
+                kind = "measure" if split == "train" else "measure_test"
+                self.write(kind, {"epoch": epoch, **self.measured(split)})
         if last or epoch % self.recipe.log.checkpoint == 0:
             self.save()
         self.epoch_began = time.perf_counter()
@@ -108,20 +110,21 @@ class Journal:
             broken.learn(self.world.union(broken.found))
         return sum(map(len, self.parts.splits.broken))
 
-    def measured(self) -> Metrics:
-        """The figures that the recipe asks for, and their errors."""
+    def measured(self, split: str) -> Metrics:
+        """The figures that the recipe asks for, their errors, and what belongs to them."""
         wanted, splits = self.recipe.measure, self.parts.splits
         found = measure(
             self.parts.training.judged,
-            splits.train if wanted.split == "train" else splits.test,
+            splits.train if split == "train" else splits.test,
             splits.feed,
             wanted.metrics,
             samples=wanted.samples,
-            how=Setting(num_probes=wanted.num_probes),
+            how=Setting(rho=wanted.rho, num_probes=wanted.num_probes, batch_size=wanted.batch_size),
             world=self.world,
         )
         errors = {f"{n}_stderr": f.stderr for n, f in found.items() if f.stderr is not None}
-        return {name: figure.value for name, figure in found.items()} | errors
+        parts = {f"{n}_{part}": v for n, f in found.items() for part, v in f.parts.items()}
+        return {name: figure.value for name, figure in found.items()} | errors | parts
 
     def score(self, images: Images, label: str) -> Score:
         return evaluate(

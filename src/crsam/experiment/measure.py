@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,11 +33,13 @@ class Setting:
     """How the figures are taken."""
 
     rho: float = 0.05
-    """Radius of sharpness and finite differences; the approximation ratio has the paper's 0.1."""
+    """The radius of sharpness, finite differences and the approximation ratio. In the bound it is
+    the standard deviation of the noise."""
     num_probes: int = 100
     """Random vectors of the trace."""
     seed: int = 0
     batch_size: int = 512
+    """Images in a batch. Only the figures ``…_of_batches`` depend on it."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,13 @@ class Figure:
 
     value: float
     stderr: float | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that belong to the value: its terms, or what it was measured with."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; without `parts` if there are none."""
+        found = {"value": self.value, "stderr": self.stderr}
+        return {**found, "parts": dict(self.parts)} if self.parts else found
 
 
 Figures = dict[str, Figure]
@@ -61,6 +71,12 @@ def _loss(model: nn.Module, batches: Sequence[Batch], how: Setting, world: World
     with torch.no_grad():
         each = torch.cat([losses(model, batch) for batch in batches]).double()
     return Figure(each.mean().item())
+
+
+def _accuracy(model: nn.Module, batches: Sequence[Batch], how: Setting, world: World) -> Figure:
+    with torch.no_grad():
+        right = torch.cat([model(b.inputs).argmax(1) == b.targets for b in batches])
+    return Figure(100 * right.double().mean().item())
 
 
 def _number(function: Callable[..., float], *settings: str, **options: Any) -> Measure:
@@ -90,11 +106,23 @@ def _traces(model: nn.Module, batches: Sequence[Batch], how: Setting, world: Wor
         model, losses, batches, num_probes=how.num_probes, seed=how.seed, group=world.group,
         progress=world.is_main,
     )  # fmt: skip
-    trace = found.trace
     return {
         "normalized_trace": Figure(found.value, found.stderr),
-        "hessian_trace": Figure(trace.value, trace.stderr),
+        "normalized_trace_of_batches": Figure(*found.by(found.batch_grad_norm), _batch_size(how)),
+        "hessian_trace": Figure(*found.trace),
     }
+
+
+def _norm_of_batches(
+    model: nn.Module, batches: Sequence[Batch], how: Setting, world: World
+) -> Figure:
+    norm = curvature.gradient_norm(model, losses, batches, of="batches")
+    return Figure(norm, parts=_batch_size(how))
+
+
+def _batch_size(how: Setting) -> dict[str, float]:
+    """The norms of the batches' gradients depend on it."""
+    return {"batch_size": how.batch_size}
 
 
 def _top(model: nn.Module, batches: Sequence[Batch], how: Setting, world: World) -> Figure:
@@ -104,9 +132,21 @@ def _top(model: nn.Module, batches: Sequence[Batch], how: Setting, world: World)
     return Figure(value)
 
 
-def _ratio(model: nn.Module, batches: Sequence[Batch], how: Setting, world: World) -> Figure:
-    found = curvature.approximation_ratio(model, losses, batches)
-    return Figure(found.mean, found.stderr)
+def _ratio(
+    model: nn.Module, batches: Sequence[Batch], how: Setting, world: World, **options: Any
+) -> Figure:
+    found = curvature.approximation_ratio(model, losses, batches, rho=how.rho, **options)
+    parts = {"of_means": found.of_means, "left_out": found.left_out, "rho": found.rho}
+    return Figure(found.mean, found.stderr, parts)
+
+
+def _bound(model: nn.Module, batches: Sequence[Batch], how: Setting, world: World) -> Figure:
+    found = curvature.generalization_bound(
+        model, losses, batches, rho=how.rho, num_probes=how.num_probes, seed=how.seed,
+        group=world.group, progress=world.is_main,
+    )  # fmt: skip
+    terms = {name: getattr(found, name) for name in ("loss", "curvature", "slope", "complexity")}
+    return Figure(found.total, found.stderr, {**terms, "rho": how.rho})
 
 
 def _pac_bayes(model: nn.Module, batches: Sequence[Batch], how: Setting, world: World) -> Figure:
@@ -121,9 +161,12 @@ def _pac_bayes(model: nn.Module, batches: Sequence[Batch], how: Setting, world: 
 
 METRICS: dict[str, Measure] = {
     "loss": _loss,
+    "accuracy": _accuracy,
     "gradient_norm": _number(curvature.gradient_norm),
+    "gradient_norm_of_batches": _norm_of_batches,
     "hessian_trace": _estimate(curvature.hessian_trace, "num_probes", "seed"),
     "normalized_trace": _traces,
+    "normalized_trace_of_batches": _traces,
     "top_eigenvalue": _top,
     "frobenius_norm": _estimate(curvature.hessian_frobenius_norm, "num_probes", "seed"),
     "effective_dimensionality": _estimate(curvature.effective_dimensionality, "seed"),
@@ -133,10 +176,13 @@ METRICS: dict[str, Measure] = {
     "epsilon_sharpness": _number(curvature.epsilon_sharpness),
     "finite_difference_curvature": _number(curvature.finite_difference_curvature, "rho"),
     "approximation_ratio": _ratio,
+    "approximation_ratio_backtracking": partial(_ratio, ascent="backtracking"),
     "fisher_rao": _number(curvature.fisher_rao),
     "pac_bayes_sharpness": _pac_bayes,
+    "generalization_bound": _bound,
 }
-"""By name; all of the mean cross-entropy, in evaluation mode, without augmentation."""
+"""By name. All are taken in evaluation mode and without augmentation. But for the accuracy, they
+are figures of the mean cross-entropy."""
 
 
 def measure(
@@ -227,7 +273,7 @@ def measure_run(
     if earlier and not alike:
         gone = ", ".join(earlier["metrics"])
         say(f"measures-{split}.json: {gone} were taken in another way, and are dropped")
-    figures = {**kept, **{n: vars(f) for n, f in found.items()}}
+    figures = {**kept, **{n: f.as_json() for n, f in found.items()}}
     content = {**environment(world.device), **taken, "metrics": figures}
     place.write_json(f"measures-{split}.json", content)
     return found

@@ -14,6 +14,7 @@ NONE = "—"
 FEWER = "*"
 WIDTH = 120
 """Of the paper's tables, in characters."""
+OF_THE_WHOLE = "†"
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 IMAGES = {"ImageNet-1k": "imagenet", "ImageNet-C": "imagenet_c", "ImageNet-R": "imagenet_r"}
 FIGURES = {
@@ -22,6 +23,15 @@ FIGURES = {
     "normalized_trace": "C(w)",
     "test_accuracy": "accuracy",
 }
+
+
+GEOMETRY_NOTE = (
+    "The paper's ‖∇L‖ is, in the authors' code, the mean over batches of 128 of the norms of the\n"
+    "batches' gradients (gradient_norm_of_batches).\n"
+    "† Of ours, the norm of the gradient of the whole test set (gradient_norm), which is smaller.\n"
+    'Do not compare it, or the C(w) with it, with theirs. The tables "Measured" have this norm.\n'
+    "The paper's C(w) is not its own Tr ∇²L / ‖∇L‖: {}."
+)
 
 
 def show_table(name: str, found: Sequence[Ours]) -> None:
@@ -94,14 +104,19 @@ def _geometry(found: Sequence[Ours]) -> list[Ours]:
     headings = [h for title in FIGURES.values() for h in (title, "ours")]
     grid = _grid("Table 3: ResNet-18 on CIFAR-100, measured on test images", "method", *headings)
     measured = [ours for ours in found if ours.figures]
+    not_theirs = []
     for method, figures in printed("geometry").items():
         setup = Setup("cifar100", "resnet18", "basic", "base" if method == "sgd" else method)
         mine = longest(_of(measured, setup))
         cells = [figures["title"]]
         for name in FIGURES:
-            cells += [_as_printed(figures[name]), NONE if mine is None else _figure(mine, name)]
+            cells += [_as_printed(figures[name]), NONE if mine is None else _as_theirs(mine, name)]
         grid.add_row(*cells)
+        quotient = figures["hessian_trace"][0] / figures["gradient_norm"][0]
+        off = 100 * (figures["normalized_trace"][0] / quotient - 1)
+        not_theirs.append(f"{figures['title']} {off:+.1f} %".replace(" -", " −"))
     _wide().print(grid)
+    print(GEOMETRY_NOTE.format(", ".join(not_theirs)))
     for title, group in _alike(measured).items():
         print()
         keys = ("contestant", "ρ", "epochs", "decay")
@@ -162,6 +177,15 @@ def _beside(
             yield NONE
         else:
             yield f"{mine.accuracy.mean:.2f}" + (FEWER if mine.epochs < most else "")
+
+
+def _as_theirs(ours: Ours, name: str) -> str:
+    """With the norm of the authors' code, where it was measured; otherwise marked."""
+    if f"{name}_of_batches" in ours.figures:
+        return _figure(ours, f"{name}_of_batches")
+    shown = _figure(ours, name)
+    of_the_whole = name in ("gradient_norm", "normalized_trace") and shown != NONE
+    return shown + OF_THE_WHOLE if of_the_whole else shown
 
 
 def _figure(ours: Ours, name: str) -> str:

@@ -179,15 +179,21 @@ class Measures:
     """Epochs between."""
     samples: int = 2048
     """Images, without augmentation."""
-    split: Literal["train", "test"] = "train"
-    """Which images. The paper's Table 3 is of the test set; nothing is to be chosen by that."""
+    split: Literal["train", "test", "both"] = "train"
+    """Which images. The paper's Table 3 is of the test set, and its Figure 2 of both. Do not choose
+    anything by figures of the test set."""
     num_probes: int = 20
     """Random vectors of a trace."""
+    rho: float = 0.05
+    """The radius of sharpness and of the approximation ratio. It does not follow the method's."""
+    batch_size: int = 512
+    """Images in a batch. Only the figures ``…_of_batches`` depend on it."""
 
     def __post_init__(self) -> None:
         _fit_fields(self, "measure")
-        for name in ("every", "samples", "num_probes"):
+        for name in ("every", "samples", "num_probes", "batch_size"):
             require(getattr(self, name) >= 1, f"measure.{name}", getattr(self, name), "at least 1")
+        require(self.rho > 0, "measure.rho", self.rho, "above 0")
 
 
 _BELOW_ONE = "at least 0 and below 1"

@@ -93,13 +93,15 @@ def show_costs(costs: Sequence[Cost], title: str) -> None:
 
 
 def show_figures(figures: Mapping[str, Figure], title: str) -> None:
-    """Measurements, each with its error where it is an estimate."""
+    """Measurements, each with its error if it is an estimate, and below it what belongs to it."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for heading in ("metric", "value", "± standard error"):
         table.add_column(heading, justify="left" if heading == "metric" else "right", no_wrap=True)
     for name, figure in figures.items():
         error = "" if figure.stderr is None else significant(figure.stderr)
         table.add_row(name, f"{figure.value:.6g}", error)
+        for part, value in figure.parts.items():
+            table.add_row(f"  {part}", f"{value:.6g}", "")
     console().print(table)
 
 

@@ -25,11 +25,26 @@ NAMES = {
     "loss_minus": Name("loss at w − e", "nats", "Of the batch, downhill."),
     "sharpness": Name("sharpness", "nats", "How much the loss rises one step of length ρ uphill."),
     "curvature": Name("curvature", "", "Second difference of the loss along the gradient."),
+    "gradient_norm_of_batches": Name(
+        "gradient norm of batches", "", "Mean over batches of the norm of the batch's gradient."
+    ),
     "hessian_trace": Name("Hessian trace", "", "Sum of the Hessian's eigenvalues."),
     "normalized_trace": Name("C(w)", "", "The paper's normalised trace: trace ÷ gradient norm."),
+    "normalized_trace_of_batches": Name(
+        "C(w) of batches", "", "Trace ÷ mean over batches of the norm of the batch's gradient."
+    ),
     "top_eigenvalue": Name("top eigenvalue", "", "The Hessian's largest."),
     "frobenius_norm": Name("Frobenius norm", "", "Of the Hessian."),
-    "approximation_ratio": Name("approximation ratio", "", "How well one ascent step does."),
+    "approximation_ratio": Name(
+        "approximation ratio", "", "Rise of the loss by one ascent step ÷ by 20, mean of samples."
+    ),
+    "approximation_ratio_of_means": Name(
+        "approximation ratio of means", "", "Mean rise by one ascent step ÷ mean rise by 20."
+    ),
+    "approximation_ratio_left_out": Name(
+        "samples left out of the ratio", "", "Their loss hardly rises by 20 ascent steps."
+    ),
+    "generalization_bound": Name("generalization bound", "nats", "The paper's Theorem 2."),
     "test_accuracy": Name("test accuracy", "%", "After the last epoch."),
     "test_loss": Name("test loss", "nats", "After the last epoch."),
     "mean_accuracy": Name("mean accuracy", "%", "Over all 15 corruptions and 5 severities."),

@@ -243,7 +243,7 @@ def _measure(wanted: Measured, place: Path, world: World) -> None:
             wanted.metrics,
             split=split,  # type: ignore[arg-type]
             samples=wanted.samples,
-            how=Setting(num_probes=wanted.num_probes, batch_size=wanted.batch_size),
+            how=Setting(rho=wanted.rho, num_probes=wanted.num_probes, batch_size=wanted.batch_size),
             world=World(world.device),
         )
 

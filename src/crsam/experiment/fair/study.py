@@ -70,8 +70,11 @@ class Measured:
     """How many of them."""
     num_probes: int = 50
     """Random vectors of a trace."""
+    rho: float = 0.05
+    """The radius of sharpness, of the approximation ratio and of the bound."""
     batch_size: int = 512
-    """Images at a time. All of them at once, eigenvalues take less time and more memory."""
+    """Images in a batch. With all of them in one, eigenvalues take less time and more memory. The
+    figures ``…_of_batches`` depend on it."""
 
 
 Kept = Literal["none", "final", "all"]

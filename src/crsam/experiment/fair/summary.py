@@ -137,7 +137,7 @@ def curves(lines: list[dict[str, Any]], every: int = 1) -> dict[str, list[Any]]:
     ends = {line["epoch"] for line in trained if line["epoch"] % 1 == 0}
     shown = [e for e in sorted(ends) if e % every == 0 or e == max(ends)]
     found: dict[str, list[Any]] = {"epoch": [int(epoch) for epoch in shown]}
-    for kind in ("train", "validation", "measure"):
+    for kind in ("train", "validation", "measure", "measure_test"):
         by_epoch = {line["epoch"]: line for line in lines if line["kind"] == kind}
         if kind == "train":
             by_epoch = _means(trained)

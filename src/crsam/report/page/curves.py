@@ -10,11 +10,16 @@ from crsam.report.groups import is_number
 from crsam.report.names import name_of
 from crsam.report.runs import Run
 
-KINDS = {"train": "training", "validation": "validation", "measure": "measured"}
+KINDS = {
+    "train": "training", "validation": "validation", "measure": "measured",
+    "measure_test": "measured on test images,",
+}  # fmt: skip
 """Kinds of lines that make curves, and how they are called."""
 NOT_FINITE = "nan"
 """In the place of a number that is none; a value that was not written at all is null."""
 NOT_CURVES = ("kind", "epoch", "step")
+CONSTANT = ("_rho", "_batch_size")
+"""How the names of numbers end that a figure was measured with."""
 SHOWN_FIRST = ("loss", "accuracy")
 """Of what a training step reports, these are shown unasked."""
 
@@ -82,7 +87,7 @@ def curves(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _is_curve(key: str) -> bool:
-    return key not in NOT_CURVES
+    return key not in NOT_CURVES and not key.endswith(CONSTANT)
 
 
 def _value(line: dict[str, Any], key: str) -> float | str | None:

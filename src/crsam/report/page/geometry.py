@@ -20,7 +20,13 @@ def geometry(groups: Sequence[Group]) -> list[dict[str, Any]]:
     runs = [run for group in groups for run in group.runs]
     splits = sorted({split for run in runs for split in run.measures})
     sources: list[tuple[str, Callable[[Run], Figures]]] = [
-        (f"After the last epoch, {_images(runs)}training images ([measure])", _last_measured),
+        *(
+            (
+                f"After the last epoch, {_images(runs)}{word} images ([measure])",
+                _last_measured(kind),
+            )
+            for kind, word in (("measure", "training"), ("measure_test", "test"))
+        ),
         *(source for on in splits for source in _measured(runs, on)),
         ("After the last epoch, at most 2,048 training images (result.json)", _of_result),
     ]
@@ -67,16 +73,21 @@ def _single(figures: Figures, keys: Sequence[str] | dict[str, None]) -> list[Any
     ]
 
 
-def _last_measured(run: Run) -> Figures:
-    lines = [line for line in run.metrics if line.get("kind") == "measure"]
-    if not lines or run.state != "done":
-        return {}
-    last = lines[-1]
-    return {
-        key: (float(last[key]), _error(last.get(f"{key}_stderr")))
-        for key in last
-        if key != "epoch" and not key.endswith("_stderr") and is_number(last[key])
-    }
+def _last_measured(kind: str) -> Callable[[Run], Figures]:
+    """The last line of this kind of a run that is done."""
+
+    def figures(run: Run) -> Figures:
+        lines = [line for line in run.metrics if line.get("kind") == kind]
+        if not lines or run.state != "done":
+            return {}
+        last = lines[-1]
+        return {
+            key: (float(last[key]), _error(last.get(f"{key}_stderr")))
+            for key in last
+            if key != "epoch" and not key.endswith("_stderr") and is_number(last[key])
+        }
+
+    return figures
 
 
 def _measured(runs: Sequence[Run], split: str) -> list[tuple[str, Callable[[Run], Figures]]]:
@@ -93,7 +104,7 @@ def _measured(runs: Sequence[Run], split: str) -> list[tuple[str, Callable[[Run]
     return sources
 
 
-SETTINGS = ("step", "samples", "rho", "num_probes", "seed")
+SETTINGS = ("step", "samples", "rho", "num_probes", "seed", "batch_size")
 """What figures of ``crsam measure`` depend on; of a step, whether it is the last."""
 
 
