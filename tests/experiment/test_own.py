@@ -50,7 +50,8 @@ def test_the_file_of_the_docs_trains_and_resumes_as_its_parts_do(tmp_path: Path)
     file = tmp_path / "mine.py"
     file.write_text(the_page())
     mine, ours = tmp_path / "runs/mine", tmp_path / "runs/ours"
-    words = ["train", "digits", *TINY, "method=MySAM", "methods.mysam.rho=0.2", "--out", str(mine)]
+    given = ["method=MySAM", "methods.mysam.rho=0.2", "methods.mysam.warmup=0"]
+    words = ["train", "digits", *TINY, *given, "--out", str(mine)]
     ended = crsam_with(file, *words)
     assert ended.exit_code == 0, ended.output
     assert "mysam, seed 0: test accuracy" in ended.stdout
@@ -144,7 +145,7 @@ def test_a_file_that_is_not_there_or_fails_is_told(tmp_path: Path) -> None:
 def test_names_are_found_in_any_spelling_and_only_once() -> None:
     assert crsam.register(Plain) is Plain
     assert crsam.methods()[-1] == "plain"
-    options = load_recipe("digits", ["method=PLAIN"]).all_method_options
+    options = load_recipe("digits", ["method=PLAIN", "train.rho_warmup=none"]).all_method_options
     assert options == {"rho": 0.1}  # not what goes through **common
     again = type("Plain", (Plain,), {"__module__": Plain.__module__})
     crsam.register(again)  # as a reload of the file does
@@ -166,7 +167,7 @@ def test_of_what_goes_through_common_no_default_is_claimed() -> None:
             super().__init__(base, rho, trust=0.01, **common)
 
     crsam.register(Calm)
-    recipe = load_recipe("digits", ["method=calm"])
+    recipe = load_recipe("digits", ["method=calm", "train.rho_warmup=none"])
     assert recipe.all_method_options == {"rho": 0.3}
     base = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
     assert crsam.make("calm", base).warmup == 200
@@ -348,7 +349,7 @@ class Odd(crsam.SharpnessAware):
         assert ended.exit_code == 0, ended.output
         assert said in ended.output
     options = json.loads((out / "environment.json").read_text())["options"]
-    assert options == {"ks": [1, 2], "key": "len"}
+    assert options == {"ks": [1, 2], "key": "len", "warmup": 200}  # the recipe's, for all
 
 
 @pytest.mark.parametrize(("then", "now"), [([7], []), ([], [7]), ([7], [9])])
