@@ -15,16 +15,12 @@ $(BIN)/python:
 	  { echo "crsam needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ..." >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.crsam: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .
-	@touch $@
-
 # One stamp for each extra of pyproject.toml, with the versions that we test.
 $(VENV)/.%: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	@touch $@
 
-demo: $(VENV)/.crsam  ## SGD, SAM and CR-SAM side by side, in a minute
+demo: $(VENV)/.lab  ## SGD, SAM and CR-SAM side by side, in a minute
 	$(BIN)/crsam demo
 
 test: $(VENV)/.dev  ## all tests
@@ -43,8 +39,8 @@ $(TIMM_VENV)/.timm: pyproject.toml constraints.txt
 	@touch $@
 
 test-timm: $(TIMM_VENV)/.timm  ## timm's models, in an environment of their own
-	$(TIMM_VENV)/bin/python -m pytest -q tests/models/test_timm.py tests/models/test_timm_itself.py \
-	  tests/models/test_safetensors.py
+	$(TIMM_VENV)/bin/python -m pytest -q tests/lab/models/test_timm.py tests/lab/models/test_timm_itself.py \
+	  tests/lab/models/test_safetensors.py
 
 browser:  ## Chromium, in which the report page is tested; by apt, as root
 	@command -v chromium || command -v chromium-browser || { \
@@ -53,12 +49,10 @@ browser:  ## Chromium, in which the report page is tested; by apt, as root
 	  { echo "no Chromium: install the package chromium, as root with apt-get or otherwise" >&2; \
 	    exit 2; }
 
-wheel: $(BIN)/python  ## build the wheel; in an empty environment, away from here, run its demo
+wheel: $(BIN)/python  ## build the wheel; try it in an empty environment, first alone, then with the lab
 	rm -rf dist
 	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w dist .
-	dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && $(PYTHON) -m venv "$$dir/venv" && \
-	  "$$dir/venv/bin/pip" install -q --disable-pip-version-check -c constraints.txt dist/*.whl && \
-	  cd "$$dir" && venv/bin/crsam demo --seeds 2
+	PYTHON=$(PYTHON) .ci/wheel dist/*.whl
 
 lint: $(VENV)/.dev  ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -22,7 +22,7 @@ NEEDS = {
 @pytest.fixture(autouse=True)
 def only_our_own_names() -> Iterator[None]:
     """What a test or an example registers is gone after it."""
-    from crsam.models import _MODELS
+    from crsam.lab.models import _MODELS
     from crsam.optim.methods import METHODS
 
     kept = [(known, dict(known)) for known in (METHODS, _MODELS)]

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import torch
 
-from crsam.data import Images
-from crsam.experiment.environment import environment
-from crsam.experiment.recipe import flat
-from crsam.experiment.run import run
-from crsam.experiment.splits import build_data
-from crsam.experiment.toml import as_tables, load_recipe
+from crsam.lab.data import Images
+from crsam.lab.experiment.environment import environment
+from crsam.lab.experiment.recipe import flat
+from crsam.lab.experiment.run import run
+from crsam.lab.experiment.splits import build_data
+from crsam.lab.experiment.toml import as_tables, load_recipe
 
 SHOWN = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss")
 

@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from crsam.data.augment import augmentations, make_augment
-from crsam.experiment.environment import environment
-from crsam.models import ResNet
+from crsam.lab.data.augment import augmentations, make_augment
+from crsam.lab.experiment.environment import environment
+from crsam.lab.models import ResNet
 
 SEED = 0
 PASSES = 3

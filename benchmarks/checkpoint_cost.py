@@ -4,8 +4,8 @@ Verifying 89 MB takes 18 ms of processor time: 17 ms without it, 35 ms with it, 
 save, which verifies nothing (medians of 25 rounds, 2 cores of an AMD EPYC, torch 2.13). The machine
 was busy (load 10), so times on the clock say little: repeat the measurement on an idle one.
 
-Run it: ``python benchmarks/checkpoint_cost.py``. A load is `crsam.train.checkpoint.load`, from the
-page cache. "restored" is what `crsam evaluate` does before its first image: data, model, load.
+Run it: ``python benchmarks/checkpoint_cost.py``. A load is `crsam.lab.train.checkpoint.load`, from
+the page cache. "restored" is what `crsam evaluate` does before its first image: data, model, load.
 All are measured one after another in each round. A second core computes most checksums while torch
 reads, so both the time on the clock and the time of all processors are shown.
 """
@@ -23,14 +23,14 @@ from unittest import mock
 
 import torch
 
-from crsam import _torch_files
-from crsam.experiment.folder import RunFolder
-from crsam.experiment.recipe import Recipe
-from crsam.experiment.restore import restored
-from crsam.experiment.toml import load_recipe, to_toml
-from crsam.models import make_model
-from crsam.train import checkpoint
-from crsam.train.distributed import World
+from crsam.lab import _torch_files
+from crsam.lab.experiment.folder import RunFolder
+from crsam.lab.experiment.recipe import Recipe
+from crsam.lab.experiment.restore import restored
+from crsam.lab.experiment.toml import load_recipe, to_toml
+from crsam.lab.models import make_model
+from crsam.lab.train import checkpoint
+from crsam.lab.train.distributed import World
 
 ROUNDS = 15
 

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import crsam
-from crsam.experiment.environment import environment
-from crsam.models import ResNet
+from crsam.lab.experiment.environment import environment
+from crsam.lab.models import ResNet
 
 PAPER: dict[str, Any] = {"rho": 0.1, "alpha": 0.1, "beta": 0.01, "trust": 0.5, "floor": 1e-5}
 METHODS: dict[str, tuple[str | None, dict[str, Any]]] = {

@@ -23,10 +23,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from crsam.experiment.environment import environment
-from crsam.robust import corrupt, corruptions
-from crsam.robust.constants import SEVERITIES
-from crsam.robust.workers import keep_freed_memory
+from crsam.lab.experiment.environment import environment
+from crsam.lab.robustness import corrupt, corruptions
+from crsam.lab.robustness.constants import SEVERITIES
+from crsam.lab.robustness.workers import keep_freed_memory
 
 SIDES = {"32 px": 32, "160 px": 160, "224 px": 224}
 THEIRS = "package, 224 px"

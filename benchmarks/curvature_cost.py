@@ -37,9 +37,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from crsam import curvature
-from crsam.experiment.environment import environment
-from crsam.experiment.live_memory import LiveStorages
-from crsam.models import ResNet
+from crsam.lab.experiment.environment import environment
+from crsam.lab.experiment.live_memory import LiveStorages
+from crsam.lab.models import ResNet
 
 SEED = 0
 OURS, PYHESSIAN, CURVLINOPS, PLAIN = "crsam", "PyHessian", "curvlinops", "plain pass"

@@ -19,14 +19,14 @@ import torch
 from torch.optim import SGD
 
 import crsam
-from crsam.data.augment import make_augment
-from crsam.data.batches import Batch, Batches, Feed
-from crsam.data.images import Held
-from crsam.experiment.environment import environment
-from crsam.models import make_model
-from crsam.train.captured import CapturedStep
-from crsam.train.evaluate import evaluate
-from crsam.train.tally import Tally
+from crsam.lab.data.augment import make_augment
+from crsam.lab.data.batches import Batch, Batches, Feed
+from crsam.lab.data.images import Held
+from crsam.lab.experiment.environment import environment
+from crsam.lab.models import make_model
+from crsam.lab.train.captured import CapturedStep
+from crsam.lab.train.evaluate import evaluate
+from crsam.lab.train.tally import Tally
 
 CONTESTANTS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "sgd": ("sgd", False, {}),

@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from crsam.experiment.bench import bench
-from crsam.experiment.environment import environment
-from crsam.experiment.toml import load_recipe
-from crsam.train.distributed import World, join
+from crsam.lab.experiment.bench import bench
+from crsam.lab.experiment.environment import environment
+from crsam.lab.experiment.toml import load_recipe
+from crsam.lab.train.distributed import World, join
 
 KEYS = ("model", "pixels", "batch", "method")
 Row = dict[str, Any]

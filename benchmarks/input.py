@@ -44,12 +44,12 @@ import PIL
 import torch
 from PIL import Image
 
-from crsam.data import decoder
-from crsam.data.decoded import Decoded
-from crsam.data.decoder import View
-from crsam.data.images import Part
-from crsam.data.listing import Listing, list_archives, list_folder
-from crsam.experiment.environment import environment
+from crsam.lab.data import decoder
+from crsam.lab.data.decoded import Decoded
+from crsam.lab.data.decoder import View
+from crsam.lab.data.images import Part
+from crsam.lab.data.listing import Listing, list_archives, list_folder
+from crsam.lab.experiment.environment import environment
 
 BATCH = 64
 LARGE, HUGE = (500, 375), (2000, 1500)

@@ -30,10 +30,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from crsam import data, landscape
-from crsam.data.augment import normalize
-from crsam.experiment.environment import environment
-from crsam.models import ResNet
+from crsam import landscape
+from crsam.lab import data
+from crsam.lab.data.augment import normalize
+from crsam.lab.experiment.environment import environment
+from crsam.lab.models import ResNet
 
 LEAST = 0.9
 """Of the plain rate: what we promise."""

@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from crsam.data import load
-from crsam.experiment.environment import environment
-from crsam.models import make_model
+from crsam.lab.data import load
+from crsam.lab.experiment.environment import environment
+from crsam.lab.models import make_model
 
 Tensors = list[Tensor]
 

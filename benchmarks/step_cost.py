@@ -50,9 +50,9 @@ from contestants import (
     names,
 )
 
-from crsam.experiment.environment import environment
-from crsam.experiment.live_memory import LiveStorages
-from crsam.models import ResNet
+from crsam.lab.experiment.environment import environment
+from crsam.lab.experiment.live_memory import LiveStorages
+from crsam.lab.models import ResNet
 
 SEED = 0
 """Of weights, batch and the order within the rounds."""

@@ -26,7 +26,7 @@ import torch
 from digits import NETS, digits, train
 
 import crsam
-from crsam.experiment.environment import environment
+from crsam.lab.experiment.environment import environment
 
 Methods = Mapping[str, tuple[str, Mapping[str, Any]]]
 METHODS: Methods = {

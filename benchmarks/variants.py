@@ -35,8 +35,8 @@ from digits import digits
 from torch import Tensor
 from torch.nn import functional as F
 
-from crsam.data import load
-from crsam.experiment.environment import environment
+from crsam.lab.data import load
+from crsam.lab.experiment.environment import environment
 
 Tensors = list[Tensor]
 

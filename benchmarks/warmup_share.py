@@ -20,7 +20,7 @@ from typing import Any
 
 from trains_where_sam_trains import COLLAPSED, Run, accuracy_of
 
-from crsam.experiment.environment import environment
+from crsam.lab.experiment.environment import environment
 
 STEPS_AN_EPOCH = 23
 FORMS = {

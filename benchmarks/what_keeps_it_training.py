@@ -19,7 +19,7 @@ from typing import Any
 
 from trains_where_sam_trains import COLLAPSED, RHOS, Methods, battery
 
-from crsam.experiment.environment import environment
+from crsam.lab.experiment.environment import environment
 
 FORMS = {"log": {"form": "log"}, "linear": {"form": "linear", "alpha": 0.5, "beta": 0.1}}
 BOUNDS = {"log": 0.1, "linear": 0.5}

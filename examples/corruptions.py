@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 from sklearn.datasets import load_sample_image
 
-from crsam.robust import corrupt, corruptions
+from crsam.lab.robustness import corrupt, corruptions
 
 EDGE, HEAD = 2, 24
 

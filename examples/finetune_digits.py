@@ -19,8 +19,8 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from crsam.experiment.run import run
-from crsam.experiment.toml import load_recipe
+from crsam.lab.experiment.run import run
+from crsam.lab.experiment.toml import load_recipe
 
 COMMON = ["data.image_size=8", "augment=none", "model=digits_conv", "schedule.warmup=0"]
 

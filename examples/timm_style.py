@@ -19,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 import crsam
-import crsam.models
+import crsam.lab.models
 
 
 def train_one_epoch(
@@ -81,7 +81,7 @@ def main() -> None:
     train, held_out = order[:1437], order[1437:]
     loader = DataLoader(TensorDataset(x[train], y[train]), args.batch_size, shuffle=True)
 
-    model = crsam.models.make_model("digits_conv", 10, in_channels=1).to(args.device)
+    model = crsam.lab.models.make_model("digits_conv", 10, in_channels=1).to(args.device)
     model_ema = AveragedModel(
         model, multi_avg_fn=get_ema_multi_avg_fn(args.model_ema_decay), use_buffers=True
     )

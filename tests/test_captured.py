@@ -14,14 +14,14 @@ from torch.nn import functional as F
 from torch.optim import SGD, AdamW
 
 import crsam
-from crsam.data.batches import Batch
-from crsam.models import ResNet
+from crsam.lab.data.batches import Batch
+from crsam.lab.models import ResNet
+from crsam.lab.train import captured as train_captured
+from crsam.lab.train.captured import CapturedStep
+from crsam.lab.train.step import EagerStep
 from crsam.optim.captured import CannotCapture, Captured, why_not
 from crsam.optim.functional import Functional
 from crsam.optim.ways import WAYS
-from crsam.train import captured as train_captured
-from crsam.train.captured import CapturedStep
-from crsam.train.step import EagerStep
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 METHODS: dict[str, dict[str, Any]] = {

@@ -15,9 +15,9 @@ import pytest
 import scipy.stats
 
 import crsam
+from crsam.lab.report.figures.landscapes import rings
+from crsam.lab.report.landscapes import read_landscape
 from crsam.optim.registry import defaults
-from crsam.report.figures.landscapes import rings
-from crsam.report.landscapes import read_landscape
 
 ROOT = Path(__file__).parents[1]
 
@@ -567,8 +567,8 @@ def test_the_options_of_methods_are_shown_with_their_defaults() -> None:
 
 
 def test_the_study_file_of_the_docs_is_accepted(tmp_path: Path) -> None:
-    from crsam.experiment.fair.file import load_study
-    from crsam.experiment.toml import load_recipe
+    from crsam.lab.experiment.fair.file import load_study
+    from crsam.lab.experiment.toml import load_recipe
 
     study, ranges = re.findall(
         r"```toml\n(.*?)```", (ROOT / "docs/study.md").read_text(), re.DOTALL

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from crsam._files import write
-from crsam.cli import app
 from crsam.errors import UserError
-from report.folders import make_run
+from crsam.lab.cli import app
+from lab.report.folders import make_run
 
 
 def pipe(path: Path) -> None:

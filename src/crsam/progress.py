@@ -1,4 +1,4 @@
-"""Progress bars on a terminal, nothing elsewhere: whoever waits sees for what, and how long."""
+"""Progress bars on a terminal. Elsewhere, and where rich is not installed, nothing is shown."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 
@@ -22,13 +23,14 @@ _display: Any = None  # the one live display; a bar within a bar is a line of it
 
 @contextmanager
 def bar(label: str, total: int, *, done: int = 0, shown: bool | None = None) -> Iterator[Advance]:
-    """A progress bar of `total` steps; bars may be nested.
+    """Shows a progress bar of `total` steps. Bars may be nested.
 
     Args:
         label: What is being done.
         total: Number of steps.
         done: How many of them are done already.
-        shown: None: if the standard error stream is a terminal.
+        shown: Whether to show it. Defaults to whether the standard error stream is a terminal and
+            rich is installed.
 
     Yields:
         The function that moves it on.
@@ -63,8 +65,8 @@ def bar(label: str, total: int, *, done: int = 0, shown: bool | None = None) -> 
 
 
 def on_terminal() -> bool:
-    """Whether there is someone to watch a bar."""
-    return sys.stderr.isatty()
+    """Whether a bar can be shown: the standard error stream is a terminal, and rich is there."""
+    return sys.stderr.isatty() and find_spec("rich") is not None
 
 
 def say(line: str) -> None:

@@ -15,9 +15,9 @@ from crsam import curvature
 from crsam.curvature import bend
 from crsam.curvature.mean_loss import MeanLoss
 from crsam.curvature.quadratic import ByMotion, ByProduct, Form, visit_forms
-from crsam.models import ResNet
+from crsam.lab.models import ResNet
 from curvature.cases import Case, every_case, exact, images, mean_cross_entropy, mlp, vectors
-from models.narrow import NARROW
+from lab.models.narrow import NARROW
 
 
 def forms(case: Case, vector: Tensor | None = None) -> tuple[list[type], float]:

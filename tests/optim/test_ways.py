@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from crsam import _tensors as tn
-from crsam.models import make_model
+from crsam.lab.models import make_model
 from crsam.optim import functional_probe as probe_module
 from crsam.optim.functional import Functional
 from crsam.optim.functional_probe import FunctionalProbe
