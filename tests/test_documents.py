@@ -42,6 +42,7 @@ import torch, crsam
 from torch import nn
 from torch.nn import functional as F
 from crsam.optim import Adaptive, Curvature, EveryK
+torch.manual_seed(0)  # one seed in fifty has a trace that 20 probes do not tell from 0
 body, head = nn.Linear(5, 8), nn.Linear(8, 3)
 model = nn.Sequential(body, nn.BatchNorm1d(8), nn.ReLU(), head)
 body, head = list(body.parameters()), list(head.parameters())
