@@ -9,6 +9,7 @@ processes, each works on its own part; norms and products are those of the whole
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
@@ -18,9 +19,6 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
-
-from crsam import _sharded
-from crsam._sharded import local
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -148,10 +146,10 @@ def norms(tensors: Sequence[Tensor]) -> Tensor:
     """The L2 norm of each tensor, as one vector."""
     wide = wide_dtype(tensors)
     own = torch.stack(_own_norms(local(tensors), wide))
-    if not any(map(_sharded.is_sharded, tensors)):
+    if not any(map(is_sharded, tensors)):
         return own
     # In float64, where the square of no float32 overflows or vanishes.
-    return _sharded.sum_over_parts(own.double().square(), tensors).sqrt().to(wide)
+    return sum_over_parts(own.double().square(), tensors).sqrt().to(wide)
 
 
 def _own_norms(tensors: Tensors, dtype: torch.dtype) -> Tensors:
@@ -179,7 +177,7 @@ def clip_(tensors: Tensors, max_norm: float) -> Tensor:
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     wide = wide_dtype(a)
     products = [(x.to(wide) * y).sum() for x, y in zip(local(a), local(b), strict=True)]
-    return _sharded.sum_over_parts(torch.stack(products), a).sum()
+    return sum_over_parts(torch.stack(products), a).sum()
 
 
 def safe_reciprocal(x: Tensor) -> Tensor:
@@ -193,12 +191,12 @@ def top_mask(scores: Sequence[Tensor], count: int) -> Tensors:
 
     Every process sees all scores, so that equals are told apart alike, however they are spread.
     """
-    flat = torch.cat([_sharded.full(s).reshape(-1) for s in scores])
+    flat = torch.cat([full(s).reshape(-1) for s in scores])
     mask = torch.zeros_like(flat, dtype=torch.bool)
     mask.index_fill_(0, flat.topk(count, sorted=False).indices, True)
     sizes = [s.numel() for s in scores]
     whole = (m.view(s.shape) for m, s in zip(torch.split(mask, sizes), scores, strict=True))
-    return [_sharded.laid_out_as(s, m) for m, s in zip(whole, scores)]
+    return [laid_out_as(s, m) for m, s in zip(whole, scores)]
 
 
 def unscale_(tensors: Sequence[Tensor], inverse: Tensor, overflow: Tensor) -> None:
@@ -208,3 +206,72 @@ def unscale_(tensors: Sequence[Tensor], inverse: Tensor, overflow: Tensor) -> No
         alike.setdefault(tensor.dtype, []).append(tensor)
     for some in alike.values():
         torch._amp_foreach_non_finite_check_and_unscale_(some, overflow, inverse)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether other processes may hold parts of it."""
+    module = sys.modules.get("torch.distributed.tensor")  # who has one has imported it
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """This process's part of each tensor: a view that can be written to."""
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None:
+        return list(tensors)
+    kind = module.DTensor
+    return [t.to_local() if isinstance(t, kind) else t for t in tensors]
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole tensor, on every process."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def laid_out_as(like: Tensor, tensor: Tensor) -> Tensor:
+    """The whole `tensor`, which every process has, cut as `like` is."""
+    if not is_sharded(like):
+        return tensor
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    if not is_sharded(tensor):
+        whole = [Replicate()] * mesh.ndim
+        tensor = DTensor.from_local(tensor, mesh, whole, run_check=False)
+    return tensor.redistribute(placements=placements)  # type: ignore[attr-defined]
+
+
+def spread_along(like: Tensor, tensor: Tensor) -> Tensor:
+    """`tensor`, which is `like` with some dimensions shrunk to 1, cut along the others as it is."""
+    if not is_sharded(like):
+        return tensor
+    from torch.distributed.tensor import Replicate
+
+    placements = [
+        Replicate() if placement.is_shard() and tensor.shape[placement.dim] == 1 else placement
+        for placement in like.placements  # type: ignore[attr-defined]
+    ]
+    return tensor.redistribute(placements=placements)  # type: ignore[attr-defined]
+
+
+def sum_over_parts(values: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    """One value a tensor, each summed over the processes that hold parts of that tensor.
+
+    One message for each dimension of a mesh, whatever the number of tensors.
+    """
+    where: dict[tuple[Any, int], list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        if is_sharded(tensor):
+            for dim, placement in enumerate(tensor.placements):  # type: ignore[attr-defined]
+                assert not placement.is_partial(), "a sum that was never taken"
+                if not placement.is_replicate():
+                    where.setdefault((tensor.device_mesh, dim), []).append(i)  # type: ignore[attr-defined]
+    for (mesh, dim), positions in where.items():
+        of_all = len(positions) == len(tensors)
+        some = values.contiguous() if of_all else values[positions]
+        torch.distributed.all_reduce(some, group=mesh.get_group(dim))
+        if of_all:
+            values = some
+        else:
+            values[positions] = some
+    return values
