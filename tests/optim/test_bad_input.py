@@ -477,10 +477,10 @@ def test_parts_that_cannot_go_together_are_refused_with_the_reason(model: nn.Mod
 
 def test_parts_that_share_a_name_are_refused(model: nn.Module) -> None:
     class Clashing(Ascent):
-        hyper = ("alpha",)
+        group_options = ("alpha",)
         alpha = 0.1
 
-        def __call__(self, *args: Any) -> Any: ...
+        def offset(self, *args: Any) -> Any: ...
 
     del Ascent.registered["Clashing"]  # not for the battery
     with pytest.raises(ValueError, match="share the name"):
