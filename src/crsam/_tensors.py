@@ -27,9 +27,15 @@ Scale = float | Tensor | list[Any]
 """A factor for a list of tensors: one for all, or one for each (all numbers or all 0-d tensors)."""
 
 
+_WIDE = {torch.float32, torch.float64}
+
+
 def wide_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
-    """The dtype in which sums over `tensors` are kept: never narrower than float32."""
-    return reduce(torch.promote_types, {t.dtype for t in tensors}, torch.float32)
+    """Returns the dtype in which sums over `tensors` are kept: never narrower than float32."""
+    kinds = {t.dtype for t in tensors}
+    if kinds <= _WIDE and len(kinds) == 1:
+        return kinds.pop()
+    return reduce(torch.promote_types, kinds, torch.float32)
 
 
 _fusing = False
@@ -146,15 +152,18 @@ def norms(tensors: Sequence[Tensor]) -> Tensor:
     """The L2 norm of each tensor, as one vector."""
     wide = wide_dtype(tensors)
     own = torch.stack(_own_norms(local(tensors), wide))
-    if not any(map(is_sharded, tensors)):
+    if not any_sharded(tensors):
         return own
     # In float64, where the square of no float32 overflows or vanishes.
     return sum_over_parts(own.double().square(), tensors).sqrt().to(wide)
 
 
 def _own_norms(tensors: Tensors, dtype: torch.dtype) -> Tensors:
+    kinds = {t.dtype: None for t in tensors}
+    if len(kinds) == 1:
+        return list(torch._foreach_norm(tensors, 2, dtype=dtype))
     found: dict[int, Tensor] = {}
-    for alike in {t.dtype: None for t in tensors}:  # of mixed dtypes torch would take one by one
+    for alike in kinds:  # of mixed dtypes torch would take one by one
         places = [i for i, t in enumerate(tensors) if t.dtype == alike]
         lengths = torch._foreach_norm([tensors[i] for i in places], 2, dtype=dtype)
         found |= dict(zip(places, lengths))
@@ -182,8 +191,7 @@ def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
 
 def safe_reciprocal(x: Tensor) -> Tensor:
     """``1/x``, and 0 where that is not finite: no direction is no move, rather than NaN."""
-    inverse = 1.0 / x
-    return torch.where(inverse.isfinite(), inverse, 0.0)
+    return torch.nan_to_num(1.0 / x, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def top_mask(scores: Sequence[Tensor], count: int) -> Tensors:
@@ -209,18 +217,36 @@ def unscale_(tensors: Sequence[Tensor], inverse: Tensor, overflow: Tensor) -> No
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether other processes may hold parts of it."""
-    module = sys.modules.get("torch.distributed.tensor")  # who has one has imported it
-    return module is not None and isinstance(tensor, module.DTensor)
+    """Returns whether other processes may hold parts of a tensor."""
+    kind = _sharded_kind()
+    return kind is not None and isinstance(tensor, kind)
+
+
+def any_sharded(tensors: Sequence[Tensor]) -> bool:
+    """Returns whether other processes may hold parts of one of the tensors."""
+    kind = _sharded_kind()
+    return kind is not None and any(isinstance(t, kind) for t in tensors)
 
 
 def local(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """This process's part of each tensor: a view that can be written to."""
-    module = sys.modules.get("torch.distributed.tensor")
-    if module is None:
-        return list(tensors)
-    kind = module.DTensor
+    """Returns this process's part of each tensor: a view that can be written to."""
+    kind = _sharded_kind()
+    if kind is None:
+        return tensors if isinstance(tensors, list) else list(tensors)
     return [t.to_local() if isinstance(t, kind) else t for t in tensors]
+
+
+def may_be_sharded() -> bool:
+    """Returns whether this process shares its work with others at all."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _sharded_kind() -> Any:
+    """Returns the class of sharded tensors. None: nobody can have made one in this process."""
+    module = sys.modules.get("torch.distributed.tensor")  # whoever makes one has imported it
+    if module is None or not may_be_sharded():
+        return None
+    return module.DTensor
 
 
 def full(tensor: Tensor) -> Tensor:

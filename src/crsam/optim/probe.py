@@ -129,6 +129,8 @@ class ClosureProbe:
         self.sparse_dims: dict[int, int] = {}
         """Positions of those whose gradients came sparse, with the number of sparse dimensions."""
         self._saved: Tensors = []  # the weights, once a pass has moved them
+        # DDP and CUDA graphs write the gradients of every pass into the same memory.
+        self._may_share_memory = tn.may_be_sharded() or self.params[0].device.type != "cpu"
 
     def on(self, part: Selection) -> ClosureProbe:
         narrowed = ClosureProbe(
@@ -243,7 +245,11 @@ class ClosureProbe:
         if model is not None and any(g is None for g in grads):
             warn_of_replaced(self.params, model)
         dense: Tensors = []
-        for i, (p, g) in enumerate(zip(self.params, grads, strict=True)):
+        if not tn.may_be_sharded() and not any(g is None or g.is_sparse for g in grads):
+            dense += grads  # type: ignore[arg-type]
+            self.seen.update(range(len(dense)))
+            grads = []
+        for i, (p, g) in enumerate(zip(self.params, grads)):
             if g is None:
                 dense.append(torch.zeros_like(p))
                 continue
@@ -253,11 +259,14 @@ class ClosureProbe:
                 g = g.to_dense()
             dense.append(tn.laid_out_as(p, g))
         self._unscaled(dense)
-        return tn.clone(dense) if copy else dense
+        return tn.clone(dense) if copy and self._may_share_memory else dense
 
 
 def as_scalar(loss: Tensor | float | None) -> Tensor:
-    """What a closure returned, as a 0-d tensor that is ours to keep."""
+    """Returns what a closure returned as a 0-d tensor that is ours to keep."""
+    if type(loss) is Tensor and not loss.ndim and loss.dtype in (torch.float32, torch.float64):
+        # A copy: a closure may return the same accumulator in every pass.
+        return loss.detach().clone()
     check_real(loss)
     if not isinstance(loss, Tensor | float | int):
         raise RuntimeError(f"the closure returned {type(loss).__name__}: it must return the loss")
@@ -269,7 +278,6 @@ def as_scalar(loss: Tensor | float | None) -> Tensor:
             "such as the mean over the batch"
         )
     loss = tn.full(loss)
-    # A copy: a closure may return the same accumulator in every pass.
     return loss.detach().reshape(()).to(tn.wide_dtype([loss]), copy=True)
 
 
