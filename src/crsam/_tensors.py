@@ -112,7 +112,9 @@ def copied(tensors: Tensors) -> Tensors:
 
 
 def as_wide_as(others: Sequence[Tensor], tensors: Tensors) -> Tensors:
-    """`tensors`, each in the dtype of its counterpart."""
+    """Returns `tensors`, each in the dtype of its counterpart."""
+    if all(t.dtype is other.dtype for t, other in zip(tensors, others, strict=True)):
+        return tensors
     return [t.to(other.dtype) for t, other in zip(tensors, others, strict=True)]
 
 
@@ -216,10 +218,19 @@ def unscale_(tensors: Sequence[Tensor], inverse: Tensor, overflow: Tensor) -> No
         torch._amp_foreach_non_finite_check_and_unscale_(some, overflow, inverse)
 
 
+def _never() -> bool:
+    return False
+
+
+may_be_sharded: Callable[[], bool] = (
+    torch.distributed.is_initialized if torch.distributed.is_available() else _never
+)
+"""Whether this process works with others at all."""
+
+
 def is_sharded(tensor: Tensor) -> bool:
     """Returns whether other processes may hold parts of a tensor."""
-    kind = _sharded_kind()
-    return kind is not None and isinstance(tensor, kind)
+    return may_be_sharded() and (kind := _sharded_kind()) is not None and isinstance(tensor, kind)
 
 
 def any_sharded(tensors: Sequence[Tensor]) -> bool:
@@ -230,23 +241,17 @@ def any_sharded(tensors: Sequence[Tensor]) -> bool:
 
 def local(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Returns this process's part of each tensor: a view that can be written to."""
-    kind = _sharded_kind()
-    if kind is None:
+    if not may_be_sharded() or (kind := _sharded_kind()) is None:
         return tensors if isinstance(tensors, list) else list(tensors)
     return [t.to_local() if isinstance(t, kind) else t for t in tensors]
 
 
-def may_be_sharded() -> bool:
-    """Returns whether this process shares its work with others at all."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
 def _sharded_kind() -> Any:
     """Returns the class of sharded tensors. None: nobody can have made one in this process."""
-    module = sys.modules.get("torch.distributed.tensor")  # whoever makes one has imported it
-    if module is None or not may_be_sharded():
+    if not may_be_sharded():
         return None
-    return module.DTensor
+    module = sys.modules.get("torch.distributed.tensor")  # whoever makes one has imported it
+    return None if module is None else module.DTensor
 
 
 def full(tensor: Tensor) -> Tensor:

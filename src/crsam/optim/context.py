@@ -51,7 +51,7 @@ class StepContext:
 
     start: Offset | None = None
     """Where the first pass is taken. None: at ``w``."""
-    grad_norm: Tensor = field(default_factory=lambda: torch.zeros(()))
+    grad_norm: Tensor = torch.zeros(())  # noqa: RUF009  (never written to)
     """The norm of the first pass's gradient."""
     runs_perturbed_passes: bool = True
     is_skipped: bool = False

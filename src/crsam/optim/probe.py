@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -40,8 +39,7 @@ class Evaluation(NamedTuple):
     """Where that was. None: at ``w``. The list of its direction may be empty by now."""
 
 
-@dataclass(frozen=True)
-class Offset:
+class Offset(NamedTuple):
     """``scale · direction``, never multiplied out: CR-SAM's ``−e`` costs no memory."""
 
     direction: Tensors
@@ -52,8 +50,8 @@ class Offset:
 
     def __neg__(self) -> Offset:
         if isinstance(self.scale, list):
-            return replace(self, scale=[-s for s in self.scale])
-        return replace(self, scale=-self.scale)
+            return self._replace(scale=[-s for s in self.scale])
+        return self._replace(scale=-self.scale)
 
     def length(self) -> Tensor:
         """Returns its L2 norm."""
@@ -68,7 +66,7 @@ class Offset:
 
     def measured(self) -> Offset:
         """Returns the same offset. Its length is known from here on, without the direction."""
-        return replace(self, known_length=self.length())
+        return self._replace(known_length=self.length())
 
 
 class Probe(Protocol):
@@ -129,8 +127,6 @@ class ClosureProbe:
         self.sparse_dims: dict[int, int] = {}
         """Positions of those whose gradients came sparse, with the number of sparse dimensions."""
         self._saved: Tensors = []  # the weights, once a pass has moved them
-        # DDP and CUDA graphs write the gradients of every pass into the same memory.
-        self._may_share_memory = tn.may_be_sharded() or self.params[0].device.type != "cpu"
 
     def on(self, part: Selection) -> ClosureProbe:
         narrowed = ClosureProbe(
@@ -236,20 +232,33 @@ class ClosureProbe:
             self.parallel.forget_gathered()
 
     def _collect(self, copy: bool) -> Tensors:
-        """The gradients; copies of them where later passes may write over the same memory."""
+        """Returns the gradients. They are copies where later passes write into the same memory."""
+        dense: Tensors = []
+        shared = tn.may_be_sharded()
+        if not shared:  # the common case, and where Python counts
+            for p in self.params:
+                grad = p.grad
+                if grad is None or grad.is_sparse:
+                    break
+                dense.append(grad)
+        if len(dense) < len(self.params):
+            dense = self._dense(is_first=copy and not self._saved)
+        elif len(self.seen) < len(dense):
+            self.seen.update(range(len(dense)))
+        self._unscaled(dense)
+        # DDP and CUDA graphs write the gradients of every pass into the same memory.
+        return tn.clone(dense) if copy and (shared or dense[0].device.type != "cpu") else dense
+
+    def _dense(self, is_first: bool) -> Tensors:
+        """Returns a gradient of each parameter, also where it is missing or sparse."""
         grads = [p.grad for p in self.params]
         if all(g is None for g in grads):
             raise no_gradient(self.params, self.replay.model)
-        is_first = copy and not self._saved
         model = self.replay.model if is_first and not self.parallel.is_sharded else None
         if model is not None and any(g is None for g in grads):
             warn_of_replaced(self.params, model)
         dense: Tensors = []
-        if not tn.may_be_sharded() and not any(g is None or g.is_sparse for g in grads):
-            dense += grads  # type: ignore[arg-type]
-            self.seen.update(range(len(dense)))
-            grads = []
-        for i, (p, g) in enumerate(zip(self.params, grads)):
+        for i, (p, g) in enumerate(zip(self.params, grads, strict=True)):
             if g is None:
                 dense.append(torch.zeros_like(p))
                 continue
@@ -258,8 +267,7 @@ class ClosureProbe:
                 self.sparse_dims[i] = g.sparse_dim()
                 g = g.to_dense()
             dense.append(tn.laid_out_as(p, g))
-        self._unscaled(dense)
-        return tn.clone(dense) if copy and self._may_share_memory else dense
+        return dense
 
 
 def as_scalar(loss: Tensor | float | None) -> Tensor:

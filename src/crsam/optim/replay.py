@@ -150,7 +150,7 @@ class Replay:
         """Keeps what the first pass has moved, as it left it."""
         kept = {(id(b.module), b.name): id(b.tensor) for b in self.before}
         self.frozen = [p for p in self.frozen if p.has_moved()]
-        for module in all_modules(self.model):
+        for module in self.modules:
             if not (self.others or module._buffers or id(module) in self.began):
                 continue
             names = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,7 +49,7 @@ def surrogate_gradient(context: StepContext, probe: Probe, parts: Parts) -> tupl
     if not objective.needs_center:
         center = center._replace(grads=[])
     # The last pass empties the list of a direction, which may be that of the gradients.
-    points = objective.points(context, replace(offset, direction=list(offset.direction)))
+    points = objective.points(context, offset._replace(direction=list(offset.direction)))
     del offset
     values = probe.at(points)
     context.report["loss_plus"] = values[0].loss

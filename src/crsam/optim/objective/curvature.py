@@ -193,10 +193,11 @@ def _per_square(difference: Tensor, length: Tensor) -> Tensor:
 
 @tn.fused
 def _guarded(d_1: Tensor, d_2: Tensor, loss: Tensor, floor: float) -> Tensor:
-    """``−2/d_2`` and ``−1/d_1``, 0 where they are not safely positive; and whether they are not."""
-    least = floor * loss.abs()
-    weights = [torch.where(d > least, by / d, 0.0) for d, by in ((d_2, -2.0), (d_1, -1.0))]
-    return torch.stack([*weights, *((~(d > least)).to(d.dtype) for d in (d_2, d_1))])
+    """Returns ``−2/d_2`` and ``−1/d_1``, 0 where they are not safely positive; and where so."""
+    d = torch.stack([d_2, d_1])
+    is_small = ~(d > floor * loss.abs())
+    two, one = torch.where(is_small, torch.zeros_like(d), -1.0 / d).unbind()
+    return torch.stack([2.0 * two, one, *is_small.to(d.dtype).unbind()])
 
 
 @tn.fused
@@ -205,7 +206,7 @@ def _bounded(ours: Tensor, theirs: Tensor, trust: float) -> tuple[Tensor, Tensor
     ratio of the norms of the whole."""
     length = torch.linalg.vector_norm(theirs)
     ratio = torch.linalg.vector_norm(ours) * tn.safe_reciprocal(length)
-    return torch.where(ratio > trust, trust / ratio, 1.0), ratio
+    return torch.clamp(trust / ratio, max=1.0), ratio
 
 
 @tn.fused
