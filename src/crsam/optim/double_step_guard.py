@@ -18,7 +18,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.weak import TensorWeakRef
 
-from crsam.optim.mistakes import ClosureError
+
+class ClosureError(RuntimeError):
+    """The closure does what it must not do. The step takes back what its passes have done."""
+
 
 _followed: WeakKeyDictionary[Optimizer, tuple[TensorWeakRef, int]] = WeakKeyDictionary()
 """The first gradient of our last step of each base, and its version then."""
@@ -83,3 +86,25 @@ def _refuse(base: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 def _first_gradient(base: Optimizer) -> Tensor | None:
     found = (p.grad for group in base.param_groups for p in group["params"])
     return next((grad for grad in found if grad is not None), None)
+
+
+_OLD_GRAPH = (
+    "Trying to backward through the graph a second time",
+    "modified by an inplace operation",
+)
+"""What torch says of a graph that an earlier pass has used up, or whose weights have moved."""
+
+
+def uses_an_old_graph(error: RuntimeError) -> bool:
+    """Whether a pass after the first failed in a graph that is older than the pass."""
+    return any(words in str(error) for words in _OLD_GRAPH)
+
+
+def old_graph() -> ClosureError:
+    """The error to raise from torch's own."""
+    return ClosureError(
+        "the closure uses a tensor that needs gradients and was computed before this call of the "
+        "closure. A step calls the closure several times: the first backward() frees the graph of "
+        "that tensor, and the weights move between the calls. Compute the tensor inside the "
+        "closure, or detach() it"
+    )
