@@ -26,16 +26,26 @@ def check_real(loss: Any) -> None:
         )
 
 
-_OLD_GRAPH = (
-    "Trying to backward through the graph a second time",
-    "modified by an inplace operation",
-)
-"""What torch says of a graph that an earlier pass has used up, or whose weights have moved."""
+_IS_FREED = "Trying to backward through the graph a second time"
+_HAS_MOVED = "modified by an inplace operation"
 
 
-def uses_an_old_graph(error: RuntimeError) -> bool:
-    """Whether a pass after the first failed in a graph that is older than the pass."""
-    return any(words in str(error) for words in _OLD_GRAPH)
+def uses_an_old_graph(error: RuntimeError, params: Sequence[Tensor], is_first: bool) -> bool:
+    """Whether a pass failed in a graph that is older than the pass.
+
+    A pass after the first can only fail so if the graph is older. In a first pass the cause may be
+    another mistake of the user, unless torch names one of `params`, which this optimizer has moved.
+    """
+    text = str(error)
+    if not is_first:
+        return _IS_FREED in text or _HAS_MOVED in text
+    return _HAS_MOVED in text and any(
+        f"{list(p.shape)}" in text and f"is at version {_version(p)};" in text for p in params
+    )
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def old_graph() -> ClosureError:

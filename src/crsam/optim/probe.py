@@ -227,7 +227,7 @@ class ClosureProbe:
         grads = [p.grad for p in self.params]
         if all(g is None for g in grads):
             raise no_gradient(self.params, self.replay.model)
-        is_first = copy and not self._saved
+        is_first = copy and not self.seen
         model = self.replay.model if is_first and not self.parallel.is_sharded else None
         if model is not None and any(g is None for g in grads):
             warn_of_replaced(self.params, model)

@@ -80,7 +80,8 @@ class Replay:
         if self.start is None:
             self.start = self._random_states()
             versions = self._begin()
-            yield
+            with self._old_graphs_named(is_first=True):
+                yield
             self._look_back(versions)
             self.other_grads = [p.grad if p.grad is None else p.grad.clone() for p in self.others]
             return
@@ -95,13 +96,10 @@ class Replay:
         watch = None if self.watch is None or self.watch.is_done else self.watch
         begun = [] if watch is None else watch.begin(self.params)
         try:
-            yield
+            with self._old_graphs_named(is_first=False):
+                yield
             if watch is not None:
                 watch.end(begun)
-        except RuntimeError as error:
-            if uses_an_old_graph(error):
-                raise old_graph() from error
-            raise
         finally:
             self._set_random_states(after)
             _put_back(self.after)
@@ -112,6 +110,15 @@ class Replay:
                     other.grad = grad
                 else:
                     other.grad.copy_(grad)
+
+    @contextmanager
+    def _old_graphs_named(self, is_first: bool) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if uses_an_old_graph(error, self.params, is_first):
+                raise old_graph() from error
+            raise
 
     def begun(self) -> Replay:
         """Itself, able to `undo` and `rewind` passes that it does not see."""

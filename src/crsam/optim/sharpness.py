@@ -124,6 +124,12 @@ class SharpnessAware(Wrapper):
             warmup, seed, scope = new["warmup"], new["seed"], new["scope"]
             check_options(self.base, warmup, seed, scope, new["max_norm"], new["model"])
 
+    @property
+    def starts_at_weights(self) -> bool:
+        """Whether a step takes its first pass at the weights. R-SAM takes it at a random point."""
+        needs_center = self.objective.uses_center or self.schedule.uses_center
+        return needs_center or type(self.ascent).start is Ascent.start
+
     @torch.no_grad()
     def step(  # type: ignore[override]
         self, closure: Closure | Divisible | None = None, *, scaler: GradScaler | None = None
