@@ -92,7 +92,10 @@ def test_accumulation_and_clipping_act_as_in_the_plain_loop(method: str, tmp_pat
     plain, losses = tasks.train_plainly(method, accumulate=3, max_norm=0.05, seed=42)
     tasks.assert_same(model.net, plain)
     tasks.assert_differ(plain, tasks.train_plainly(method, accumulate=3, seed=42)[0])
-    assert logged(trainer, "loss") == pytest.approx([loss.item() for loss in losses], rel=1e-6)
+    expected = [loss.item() for loss in losses]
+    assert logged(trainer, "crsam/loss") == pytest.approx(expected, rel=1e-6)
+    # R-SAM's first pass is elsewhere. What a micro-batch logs before the step is the loss at w.
+    assert logged(trainer, "loss") == pytest.approx(expected, 1e-2 if method == "rsam" else 1e-6)
     assert trainer.state.global_step == 2
 
 

@@ -236,7 +236,7 @@ def test_what_is_wrong_with_a_recipe_is_told_before_whose_folder_it_is(tmp_path:
 
 def test_a_run_cannot_begin_from_its_own_checkpoint_and_leaves_nothing(tmp_path: Path) -> None:
     words = ["train", "digits", f"init={tmp_path / 'run'}", "--out", str(tmp_path / "run")]
-    with pytest.raises(UserError, match="cannot begin from the checkpoint that it is to write"):
+    with pytest.raises(UserError, match="cannot begin from a checkpoint that it will overwrite"):
         CliRunner().invoke(app, words, catch_exceptions=False)
     assert not (tmp_path / "run").exists()
 

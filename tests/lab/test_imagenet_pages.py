@@ -18,7 +18,7 @@ from crsam.lab.experiment.toml import load_recipe
 from crsam.lab.models import make_model
 from lab.models.test_timm import timm  # noqa: F401
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = ["docs/imagenet.md", "docs/finetuning.md", "docs/timm.md", "README.md"]
 
 

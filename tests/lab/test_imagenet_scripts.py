@@ -20,7 +20,7 @@ from crsam.lab.experiment.fair.file import load_study
 from crsam.lab.experiment.fair.verdict import verdict
 from crsam.lab.experiment.run import evaluate_run
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SMALL = ["--device", "cpu", "model.width=12"]
 Script = Callable[..., str]
 

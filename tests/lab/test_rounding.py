@@ -15,7 +15,7 @@ from lab.data.cifar_files import write_cifar
 
 @pytest.fixture
 def rounding(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     return importlib.import_module("rounding")
 
 

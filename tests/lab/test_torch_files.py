@@ -110,3 +110,28 @@ def test_a_file_that_a_training_replaces_is_read_as_it_was(
     monkeypatch.setattr(_torch_files, "_check", replace)
     assert read(path) == {"step": 1}
     assert read(path) == {"step": 2}
+
+
+@pytest.mark.parametrize("error", [OSError, RuntimeError])
+def test_a_file_that_cannot_be_mapped_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    path = tmp_path / "c.pt"
+    torch.save({"large": torch.ones(3 << 20)}, path)
+    load = torch.load
+
+    def without_mappings(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("mmap"):
+            raise error("unable to mmap")
+        return load(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "load", without_mappings)
+    assert read(path)["large"].sum() == 3 << 20
+
+
+def test_writing_to_what_was_read_leaves_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.pt"
+    torch.save({"large": torch.ones(3 << 20)}, path)
+    whole = path.read_bytes()
+    read(path)["large"].zero_()
+    assert path.read_bytes() == whole

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 import crsam
 from crsam.optim import Adaptive, Curvature, WorstCase
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SEEDS, RHO = 2, 0.3
 
 
@@ -188,10 +188,10 @@ def test_rho_is_chosen_on_other_seeds_than_it_is_judged_on(variants: Any) -> Non
 
 
 def test_the_table_of_the_docs_is_that_of_the_results(variants: Any) -> None:
-    page = (Path(__file__).parents[1] / "docs/results_more.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/results_more.md").read_text()
     columns = []
     for problem in ("digits", "cifar10"):
-        result = Path(__file__).parents[1] / f"results/variants_{problem}.json"
+        result = Path(__file__).parents[2] / f"results/variants_{problem}.json"
         accuracies = json.loads(result.read_text())["accuracies"]
         assert set(accuracies) == set(variants.VARIANTS)
         sam, cells = variants.at_own_rho(accuracies["SAM"]), {}

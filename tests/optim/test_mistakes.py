@@ -176,6 +176,7 @@ def test_a_compiled_base_is_not_compiled_more_often() -> None:
 OUTSIDE: dict[str, Callable[[nn.Sequential, Tensor], Tensor]] = {
     "features": lambda model, x: model[0](x).square(),
     "regulariser": lambda model, x: model[0].weight.square().sum(),
+    "output": lambda model, x: nn.functional.softplus(model(x)),
 }
 
 
@@ -220,6 +221,22 @@ def test_torchs_own_error_is_the_cause_and_the_cures_work() -> None:
     assert "second time" in str(info.value.__cause__)
     training.opt.step(lambda: closure(outside.detach()))
     training.opt.step(lambda: closure(training.model[0].weight.square().sum()))
+
+
+@every_method
+def test_an_activation_that_the_closure_changes_in_place_is_torchs_error(method: str) -> None:
+    """The graph is of this pass. That of R-SAM, too, although the weights have moved before it."""
+    training = Training(method)
+
+    def losses(part: Tensor | slice) -> Tensor:
+        features = training.model(training.x[part]).sigmoid()
+        found = problems.cross_entropy(features, training.y[part])
+        features.mul_(2)
+        return found
+
+    samples = crsam.PerSample(losses, len(training.x))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        training.opt.step(samples)
 
 
 def test_other_errors_stay_as_they_are() -> None:

@@ -56,12 +56,15 @@ def test_a_functional_names_assign_too() -> None:
         opt.step(functional)
 
 
-def test_a_backbone_that_was_replaced_is_pointed_out() -> None:
+@pytest.mark.parametrize("method", ["sam", "rsam"])
+def test_a_backbone_that_was_replaced_is_pointed_out(method: str) -> None:
+    """Once a step, also if the first pass is not at the weights."""
     model = net()
-    opt = crsam.SAM(SGD(model.parameters(), lr=0.1), model=model)
+    opt = crsam.make(method, SGD(model.parameters(), lr=0.1), model=model)
     model[0].load_state_dict(copy.deepcopy(model[0].state_dict()), assign=True)
-    with pytest.warns(UserWarning, match=r"2 of 4 parameters .* not in `model`.*assign=True"):
+    with pytest.warns(UserWarning, match=r"2 of 4 parameters .* in `model`.*assign=True") as said:
         step(model, opt)
+    assert len(said) == 1
 
 
 class TwoHeads(nn.Module):

@@ -126,3 +126,16 @@ def test_its_defaults_are_those_of_the_authors_code() -> None:
 def test_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         crsam.RSAM(SGD([nn.Parameter(torch.zeros(1))], lr=0.1), **wrong)
+
+
+def test_only_steps_without_a_pass_at_the_weights_start_elsewhere() -> None:
+    def starts_at_weights(*parts: Any) -> bool:
+        base = SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+        return crsam.SharpnessAware(base, *parts).starts_at_weights
+
+    assert not starts_at_weights(Random())
+    assert starts_at_weights(Random(), Curvature())
+    assert starts_at_weights(Random(), None, EveryK(3, reuse=0.5))
+    for method in crsam.methods():
+        opt = crsam.make(method, SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
+        assert opt.starts_at_weights is (method != "rsam")

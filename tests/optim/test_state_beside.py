@@ -89,8 +89,8 @@ def test_a_count_of_zero_is_kept() -> None:
 def test_a_base_with_such_a_state_can_be_wrapped_anew() -> None:
     model = problems.conv_net(torch.float32)
     base = Counting(model.parameters())
-    train(model, crsam.SAM(base), list(problems.batches(2, torch.float32)))
-    opt = crsam.CRSAM(base)
+    train(model, crsam.SAM(base, model=model), list(problems.batches(2, torch.float32)))
+    opt = crsam.CRSAM(base, model=model)
     assert opt.state["taken"] == 2
     assert opt.state["k"].tolist() == [2]
     train(model, opt, list(problems.batches(2, torch.float32)))
@@ -99,7 +99,7 @@ def test_a_base_with_such_a_state_can_be_wrapped_anew() -> None:
 
 def test_a_checkpoint_of_another_method_is_still_refused() -> None:
     model = problems.conv_net(torch.float32)
-    opt = crsam.CRSAM(Counting(model.parameters()))
+    opt = crsam.CRSAM(Counting(model.parameters()), model=model)
     train(model, opt, list(problems.batches(2, torch.float32)))
     with pytest.raises(ValueError, match="checkpoint of another method"):
         crsam.SAM(Counting(model.parameters())).load_state_dict(opt.state_dict())

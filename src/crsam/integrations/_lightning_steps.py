@@ -107,16 +107,15 @@ class _Closures:
 
     def __init__(self, trainer: Any, make: Callable[..., Any]) -> None:
         self._trainer, self._make = trainer, make
-        self._window = Window([])
+        self._window: Window | None = None
 
     def __call__(self, kwargs: Any, optimizer: Any, batch_idx: int) -> Any:
         closure = self._make(kwargs, optimizer, batch_idx)
         if not isinstance(optimizer, SharpnessAware):
             return closure
-        if batch_idx % self._trainer.accumulate_grad_batches == 0:
-            params = [p for group in optimizer.param_groups for p in group["params"]]
+        if self._window is None or batch_idx % self._trainer.accumulate_grad_batches == 0:
             no_sync = getattr(self._trainer.strategy, "block_backward_sync", nullcontext)
-            self._window = Window(params, no_sync)
+            self._window = Window(optimizer, no_sync)
         return _Passes(closure, self._window, self._trainer)
 
 
@@ -124,16 +123,13 @@ class _Passes:
     """A closure whose result, logs and metrics are the first pass's."""
 
     def __init__(self, closure: Any, window: Window, trainer: Any) -> None:
-        self._closure, self._trainer = closure, trainer
+        self._closure, self._trainer, self._window = closure, trainer, window
         self._one_pass = window.closure(closure, self._again)
 
     def __call__(self) -> Tensor | None:
-        try:
-            return self._one_pass()
-        except NothingToStep:
-            if self._trainer.fit_loop._should_accumulate():
-                return None  # Lightning called: no step yet
-            raise
+        if self._trainer.fit_loop._should_accumulate():  # Lightning calls, and takes no step yet
+            return self._window.add(self._closure, self._again)
+        return self._one_pass()
 
     def _again(self) -> Tensor | None:
         with quiet(self._trainer.lightning_module):

@@ -65,8 +65,7 @@ def window_of(accelerator: Accelerator, model: nn.Module, optimizer: PreparedOpt
     ours = unwrapped(optimizer)
     if ours.model is None or ours.model is getattr(model, "module", None):
         ours.model = model
-    params = [p for group in ours.param_groups for p in group["params"]]
-    return Window(params, partial(accelerator.no_sync, model))
+    return Window(ours, partial(accelerator.no_sync, model))
 
 
 class SharpnessAwareStep:
@@ -107,7 +106,11 @@ class SharpnessAwareStep:
         self._window = window_of(accelerator, model, self.optimizer)
 
     def __call__(self, batch: Any) -> Tensor:
-        """Returns the loss of this batch in the step's first pass (see `SharpnessAware.step`)."""
+        """Returns the loss of this batch in the step's first pass (see `SharpnessAware.step`).
+
+        The first pass of R-SAM is not at the weights. For a micro-batch that is not the last one of
+        its step, this is then the loss at the weights.
+        """
         seen: list[Tensor] = []
 
         def run() -> Tensor:

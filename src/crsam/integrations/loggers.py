@@ -32,7 +32,7 @@ def scalars(optimizer: Any, prefix: str = "crsam/") -> dict[str, float]:
         ...     return loss
         >>> loss = opt.step(closure)
         >>> list(scalars(opt))
-        ['crsam/loss', 'crsam/grad_norm', 'crsam/loss_plus', 'crsam/sharpness']
+        ['crsam/loss', 'crsam/grad_norm', 'crsam/rho', 'crsam/loss_plus', 'crsam/sharpness']
     """
     report = unwrapped(optimizer).report
     if not report:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from crsam.errors import UserError
 from crsam.optim.optimizer import SharpnessAware
@@ -24,36 +24,52 @@ class NothingToStep(Exception):
 class Window:
     """Gradient accumulation for methods that need several passes.
 
-    Frameworks backpropagate micro-batches as they come and call ``step`` after the last one. By
-    then the gradient of the earlier ones at the unmoved weights is there: it is part of the first
-    pass. In the later passes all micro-batches are run again, each with its own random numbers.
+    Frameworks backpropagate micro-batches as they come and call ``step`` after the last one. The
+    first pass of most methods is at the unmoved weights. It then uses the gradients that the
+    earlier micro-batches left there. Every later pass runs all micro-batches again, each with its
+    own random numbers. A method whose first pass is elsewhere runs all of them again in that pass
+    too.
 
     Args:
-        params: Those of the optimizer.
+        optimizer: Ours.
         no_sync: A context in which gradients are not sent to other processes.
     """
 
     def __init__(
         self,
-        params: Sequence[nn.Parameter],
+        optimizer: SharpnessAware,
         no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self._params, self._no_sync = list(params), no_sync
+        self._optimizer, self._no_sync = optimizer, no_sync
+        self._params = [p for group in optimizer.param_groups for p in group["params"]]
         self._runs: list[tuple[Run, Replay]] = []
         self._losses: list[Tensor] = []
 
     def add(self, first: Run, again: Run | None = None) -> Tensor | None:
-        """Runs a micro-batch for the first time, on top of the gradients of those before it.
+        """Runs a micro-batch that is not the last one of its step.
 
         Args:
             first: What is run now.
-            again: What is run in later passes; None: the same.
+            again: What is run in later passes. Defaults to `first`.
         """
+        if self._optimizer.starts_at_weights:
+            return self._add(first, again or first)
+        # The step will not use this gradient, and its first pass is to move the buffers.
+        trial = Replay(self._params, self._optimizer.model, undoes=True)
+        grads = [None if p.grad is None else p.grad.clone() for p in trial.others]
+        with trial.one_pass():
+            loss = self._add(first, again or first)
+        trial.undo()
+        for p, grad in zip(trial.others, grads, strict=True):
+            p.grad = grad
+        return loss
+
+    def _add(self, first: Run, again: Run) -> Tensor | None:
         replay = Replay(self._params, None)
         with replay.one_pass():
             loss = first()
         if loss is not None:
-            self._runs.append((again or first, replay))
+            self._runs.append((again, replay))
             self._losses.append(loss.detach())
         return loss
 
@@ -71,9 +87,12 @@ class Window:
             if not is_first:
                 return self._again()
             is_first = False
-            for p, grad in zip(self._params, kept, strict=True):
-                p.grad = grad
-            self.add(first, again)
+            if self._optimizer.starts_at_weights:
+                for p, grad in zip(self._params, kept, strict=True):
+                    p.grad = grad
+            else:
+                self._losses = self._run_again(self._no_sync)
+            self._add(first, again or first)
             if not self._losses:
                 raise NothingToStep
             return _total(self._losses)
@@ -81,14 +100,18 @@ class Window:
         return one_pass
 
     def _again(self) -> Tensor:
+        return _total(self._run_again(nullcontext))
+
+    def _run_again(self, last: Callable[[], AbstractContextManager[object]]) -> list[Tensor]:
+        """Runs all micro-batches again, the last one of them within `last`."""
         losses = []
         for i, (run, replay) in enumerate(self._runs, start=1):
-            with nullcontext() if i == len(self._runs) else self._no_sync(), replay.one_pass():
+            with last() if i == len(self._runs) else self._no_sync(), replay.one_pass():
                 loss = run()
             if loss is None:
                 raise RuntimeError("a batch gave a loss in the first pass and none in a later one")
             losses.append(loss.detach())
-        return _total(losses)
+        return losses
 
 
 def _total(losses: list[Tensor]) -> Tensor:

@@ -10,9 +10,10 @@ import struct
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
@@ -45,8 +46,13 @@ class _Member(NamedTuple):
 def read(path: Path, device: torch.device | str = "cpu", *, legacy: bool = False) -> Any:
     """Reads a file of `torch.save` and checks all of its checksums. Nothing in it is run.
 
-    The checksums of large tensors are computed in a second thread while torch reads the file.
-    Everything else, such as the pickle that names the tensors, is checked before.
+    The checksums of large tensors are computed by two threads, one of which also lets torch read
+    the file. Everything else, such as the pickle that names the tensors, is checked before.
+
+    On the CPU, the tensors of a file with a large one lie in a private mapping of the file: nothing
+    is copied before the caller copies. Whoever keeps such a tensor should copy it. Our own files
+    are replaced by renaming, which leaves a mapping whole. A program that cuts the file off in
+    place would end every process that still reads the mapping.
 
     Args:
         path: The file.
@@ -72,13 +78,29 @@ def read(path: Path, device: torch.device | str = "cpu", *, legacy: bool = False
             raise Damaged(f"{path} is damaged: {what}")
         members = _members(path, number)
         _check(path, number, [each for each in members if each.size <= _SMALL])
-        large = [each for each in members if each.size > _SMALL]
+        large = sorted((m for m in members if m.size > _SMALL), key=lambda m: m.size)
+        maps = bool(large) and torch.device(device).type == "cpu"
         with ThreadPoolExecutor(1) as second:
-            checked = second.submit(_check, path, number, large)
+            checked = second.submit(_check_all, path, number, large)
             try:
-                return torch.load(file, map_location=device, weights_only=True)
+                return _mapped(file) if maps else _loaded(file, device)
             finally:
+                _check_all(path, number, large)
                 checked.result()  # damage explains whatever torch has raised
+
+
+def _loaded(file: BinaryIO, device: torch.device | str) -> Any:
+    return torch.load(file, map_location=device, weights_only=True)
+
+
+def _mapped(file: BinaryIO) -> Any:
+    """Reads the open file by its number, because its path may be another file's by now."""
+    name = f"/dev/fd/{file.fileno()}"
+    try:
+        return torch.load(name, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, RuntimeError):  # not every file system has mappings
+        file.seek(0)
+        return _loaded(file, "cpu")
 
 
 def _members(path: Path, file: int) -> list[_Member]:
@@ -144,6 +166,13 @@ def _member(file: int, directory: BytesIO) -> _Member:
 def _agree(one: object, other: object) -> None:
     if one != other:
         raise ValueError(one, other)
+
+
+def _check_all(path: Path, file: int, members: list[_Member]) -> None:
+    """Checks and removes the last member until there is none. Several threads share the list."""
+    with suppress(IndexError):
+        while True:
+            _check(path, file, [members.pop()])
 
 
 def _check(path: Path, file: int, members: list[_Member]) -> None:

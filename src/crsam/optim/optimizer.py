@@ -145,6 +145,11 @@ class SharpnessAware(Optimizer):
         """The three parts of the method."""
         return Parts(self.ascent, self.objective, self.schedule)
 
+    @property
+    def starts_at_weights(self) -> bool:
+        """Whether a step takes its first pass at the weights. R-SAM takes it at a random point."""
+        return self.parts.needs_center or type(self.ascent).start is Ascent.start
+
     @torch.no_grad()
     def step(  # type: ignore[override]
         self,

@@ -242,7 +242,7 @@ class ClosureProbe:
                     break
                 dense.append(grad)
         if len(dense) < len(self.params):
-            dense = self._dense(is_first=copy and not self._saved)
+            dense = self._dense(is_first=copy and not self.seen)
         elif len(self.seen) < len(dense):
             self.seen.update(range(len(dense)))
         self._unscaled(dense)

@@ -87,7 +87,11 @@ class Replay:
         if self.start is None:
             self.start = self._random_states()
             versions = self._begin()
-            yield
+            try:
+                yield
+            except RuntimeError as error:
+                self._name_old_graph(error, is_first=True)
+                raise
             self._look_back(versions)
             self.other_grads = [p.grad if p.grad is None else p.grad.clone() for p in self.others]
             return
@@ -106,8 +110,7 @@ class Replay:
             if watch is not None:
                 watch.end(begun)
         except RuntimeError as error:
-            if uses_an_old_graph(error):
-                raise old_graph() from error
+            self._name_old_graph(error, is_first=False)
             raise
         finally:
             self._set_random_states(after)
@@ -119,6 +122,11 @@ class Replay:
                     other.grad = grad
                 else:
                     other.grad.copy_(grad)
+
+    def _name_old_graph(self, error: RuntimeError, is_first: bool) -> None:
+        """Raises an error that names the cause, if torch's own comes from an older graph."""
+        if uses_an_old_graph(error, self.params, is_first):
+            raise old_graph() from error
 
     def begun(self) -> Replay:
         """Itself, able to `undo` and `rewind` passes that it does not see."""

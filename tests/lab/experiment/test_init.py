@@ -110,7 +110,7 @@ def test_fresh_without_a_file_forgets_it(weights: Path, tmp_path: Path) -> None:
 def test_a_run_does_not_overwrite_what_it_begins_from(fresh: bool, tmp_path: Path) -> None:
     run(tiny(), tmp_path / "run", lines=False)
     before = (tmp_path / "run/checkpoint.pt").read_bytes()
-    with pytest.raises(UserError, match="the checkpoint that it is to write: give another --out"):
+    with pytest.raises(UserError, match=r"a checkpoint that it will overwrite\. Give another"):
         run(tiny(f"init={tmp_path / 'run'}"), tmp_path / "run", lines=False, fresh=fresh)
     assert (tmp_path / "run/checkpoint.pt").read_bytes() == before
 

@@ -23,7 +23,7 @@ from crsam.optim import Gradient
 from crsam.optim.methods import METHODS
 from lab.experiment.runs import TINY, assert_same_state, outcome
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Plain(crsam.SharpnessAware):

@@ -17,7 +17,7 @@ from crsam.errors import UserError
 from crsam.lab.cli import app
 from crsam.lab.report.studies import Contestant, Lead, Study, read_studies
 
-RESULTS = Path(__file__).parents[2] / "results"
+RESULTS = Path(__file__).parents[3] / "results"
 OURS = [
     file
     for file in sorted(RESULTS.glob("*.json"))

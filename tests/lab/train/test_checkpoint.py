@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from crsam import _files
 from crsam.errors import UserError
 from crsam.lab._torch_files import Damaged
 from crsam.lab.train import checkpoint
+from crsam.lab.train.loop import Training
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
@@ -131,3 +133,25 @@ def test_checksums_are_written_where_a_user_has_turned_them_off(tmp_path: Path) 
     path.write_bytes(raw)
     with pytest.raises(Damaged):
         checkpoint.load(path)
+
+
+def test_a_training_holds_on_to_nothing_of_the_file(tmp_path: Path) -> None:
+    """Its large tensors are mapped while it is loaded."""
+
+    def training() -> Training:
+        model = nn.Linear(300, 300)
+        return Training(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+    first, path = training(), tmp_path / "c.pt"
+    for p in first.model.parameters():
+        p.grad = torch.ones_like(p)
+    first.optimizer.step()
+    checkpoint.save(path, first.state_dict())
+    second = training()
+    second.load_state_dict(checkpoint.load(path))
+    with path.open("r+b") as file:  # as no program of ours does
+        file.write(bytes(path.stat().st_size))
+    for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+        momenta = [t.optimizer.state[p]["momentum_buffer"] for t, p in ((first, a), (second, b))]
+        assert torch.equal(*momenta)

@@ -40,7 +40,7 @@ def stepper(model: nn.Module, method: str, **options: Any) -> EagerStep:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_learns_through_it_and_tells_the_loss_before_the_step(method: str) -> None:
+def test_every_method_learns_through_it_and_tells_the_loss_of_the_first_pass(method: str) -> None:
     model, batch = net(), a_batch()
     step = stepper(model, method)
     losses = []
@@ -49,7 +49,8 @@ def test_every_method_learns_through_it_and_tells_the_loss_before_the_step(metho
             expected = F.cross_entropy(model(batch.inputs), batch.targets).item()
             right = (model(batch.inputs).argmax(1) == batch.targets).sum().item()
         loss, num_right = step(batch)
-        assert loss.item() == pytest.approx(expected, rel=1e-12)
+        # R-SAM takes its first pass at a random point near the weights.
+        assert loss.item() == pytest.approx(expected, rel=1e-2 if method == "rsam" else 1e-12)
         assert num_right.item() == right
         losses.append(expected)
     assert losses[-1] < losses[0]

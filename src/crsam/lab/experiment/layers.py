@@ -205,12 +205,16 @@ def _section(key: str, tables: dict[str, Any]) -> Any:
 
 
 def _elsewhere(name: str, tables: dict[str, Any]) -> list[str]:
-    """Where keys of this name, or the nearest to it, are."""
+    """Returns the keys that have this name or the nearest one.
+
+    Keys of ``[measure]`` are left out if a key that changes the training has the same name.
+    """
     places: dict[str, list[str]] = {}
     for place in _places(tables):
         places.setdefault(place.rpartition(".")[2], []).append(place)
     near = [name] if name in places else difflib.get_close_matches(name, [*places, *_KEYS], n=1)
-    return places.get(near[0], []) if near else []
+    found = places.get(near[0], []) if near else []
+    return [key for key in found if not key.startswith("measure.")] or found
 
 
 def _places(tables: dict[str, Any]) -> Iterator[str]:

@@ -54,7 +54,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         UserError: If there are no weights to be had from it.
 
     Example:
-        >>> import tempfile
+        >>> import tempfile, torch
         >>> file = Path(tempfile.mkdtemp()) / "net.pt"
         >>> torch.save({"epoch": 3, "state_dict": nn.Linear(2, 1).state_dict()}, file)
         >>> list(read_weights(file))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable
@@ -78,7 +79,8 @@ class Training:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        # A copy: the optimizer keeps these tensors, and they may lie in a mapped file.
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         if self.average is not None:
             self.average.load_state_dict(state["average"])
         self.tally.load_state_dict(state["tally"])
