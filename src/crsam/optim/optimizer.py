@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Never, cast
 
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import LBFGS, SGD, Optimizer
 
-from crsam import _tensors as tn
 from crsam.distributed import Parallel, Scope
 from crsam.optim import double_step_guard as guard
 from crsam.optim import state, validate
@@ -24,7 +22,7 @@ from crsam.optim.replay import StatisticsWatch
 from crsam.optim.scaling import Unscaling, new_overflow_dummy
 from crsam.optim.schedule import EveryStep
 from crsam.optim.state import COUNTER, LR_MAX, PREFIX
-from crsam.optim.step import Passes, evaluate
+from crsam.optim.step import Passes, evaluate, lbfgs_step
 
 
 class SharpnessAware(Optimizer):
@@ -219,7 +217,9 @@ class SharpnessAware(Optimizer):
         It commits nothing. A CUDA graph captures this part of a step.
         """
         if isinstance(self.base, LBFGS):
-            context, loss = self._step_lbfgs(closure, new_context)
+            context, loss = lbfgs_step(
+                self.base, self._all_params(), lambda: self._evaluate(closure, new_context)
+            )
         else:
             context, loss = self._evaluate(closure, new_context, scaler)
             if context.is_skipped:
@@ -312,7 +312,7 @@ class SharpnessAware(Optimizer):
             passes.rewind()
             raise
         if watch is not None and watch.found:
-            self._warn_of_statistics()
+            validate.warn_of_statistics(type(self).__name__)
         validate.check_kept(context.new_tensor_state, context.scalar_state, self.parts)
         if context.is_skipped:
             passes.undo()
@@ -320,35 +320,6 @@ class SharpnessAware(Optimizer):
         else:
             passes.write(context.params, surrogate)
         return context, loss
-
-    def _step_lbfgs(self, closure: AnyClosure, new_context: Any) -> tuple[StepContext, Tensor]:
-        """L-BFGS asks for loss and gradient at points of its own choosing, so it gets a closure."""
-        contexts: list[StepContext] = []
-
-        @torch.no_grad()
-        def surrogate() -> float:
-            context, loss = self._evaluate(closure, new_context)
-            contexts[:] = [context]
-            return float(loss)
-
-        params = self._all_params()
-        saved = tn.clone(params)
-        try:
-            loss = self.base.step(surrogate)
-        except BaseException:
-            tn.copy_(params, saved)
-            raise
-        (context,) = contexts
-        context.report["loss"] = torch.as_tensor(loss)
-        return context, context.report["loss"]
-
-    def _warn_of_statistics(self) -> None:
-        warnings.warn(
-            "batch norm moves its running statistics in every pass of a step, also at weights that "
-            "the step only tries. Give the optimizer the model, so that they move once a step: "
-            f"crsam.{type(self).__name__}(base, ..., model=model)",
-            stacklevel=8,
-        )
 
     if not TYPE_CHECKING:  # a type checker would then take any name for an attribute
 
@@ -409,6 +380,18 @@ class SharpnessAware(Optimizer):
         if self.follow is not None:
             group.setdefault(LR_MAX, float(group.get("initial_lr", group["lr"])))
 
+    def defaults_of_method(self) -> dict[str, Any]:
+        """Returns what this method keeps in a group, beside its counter, by key."""
+        return {**self._hyper, **self._numbers}
+
+    def check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raises ValueError unless it is a checkpoint of this method or of the plain base."""
+        names = {name for part in self.parts for name in part.tensor_state}
+        validate.check_state(state_dict)
+        validate.check_method(type(self).__name__, state_dict, self.base, names)
+        for saved in state_dict["param_groups"]:
+            self._check_group(saved)
+
     def _check_group(self, group: Any) -> None:
         for part in self.parts:
             for name in part.group_options:
@@ -417,15 +400,7 @@ class SharpnessAware(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the base optimizer's state dict, with the method's state beside the base's."""
-        for before in self._optimizer_state_dict_pre_hooks.values():
-            before(self)
-        has_any = bool(self.tensor_state or self.state or self.param_groups[0][COUNTER])
-        trained = self._trained_params()
-        memory = state.completed(self.tensor_state, trained, self.parts) if has_any else {}
-        found = state.merged(self.base.state_dict(), self._all_params(), memory)
-        for after in self._optimizer_state_dict_post_hooks.values():
-            found = after(self, found) or found
-        return found
+        return state.saved(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a checkpoint of this method, or of the plain base optimizer.
@@ -437,26 +412,7 @@ class SharpnessAware(Optimizer):
         Raises:
             ValueError: If it is neither of the two. Nothing is changed then.
         """
-        if self._optimizer_load_state_dict_pre_hooks:
-            state_dict = dict(state_dict)
-        for before in self._optimizer_load_state_dict_pre_hooks.values():
-            state_dict = before(self, state_dict) or state_dict
-        names = {name for part in self.parts for name in part.tensor_state}
-        validate.check_state(state_dict)
-        validate.check_method(type(self).__name__, state_dict, self.base, names)
-        for saved in state_dict["param_groups"]:
-            self._check_group(saved)
-        groups = [dict(group) for group in self.param_groups]
-        theirs, ours = state.parted(state_dict, names)
-        self.base.load_state_dict(theirs)
-        self.tensor_state = state.memory_of(self._all_params(), ours)
-        for group, old in zip(self.param_groups, groups, strict=True):
-            for key in (COUNTER, LR_MAX, *self._hyper, *self._numbers):
-                if key in old:
-                    group.setdefault(key, old[key])
-        self.report = {}
-        for after in self._optimizer_load_state_dict_post_hooks.values():
-            after(self)
+        state.load(self, state_dict)
 
     def _all_params(self) -> list[nn.Parameter]:
         return [p for group in self.param_groups for p in group["params"]]

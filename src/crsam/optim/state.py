@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from crsam.optim.context import kept_as
 from crsam.optim.part import Part
+
+if TYPE_CHECKING:
+    from crsam.optim.optimizer import SharpnessAware
 
 PREFIX = "crsam_"
 """Of all that a method adds to parameter groups and states, but for its hyper-parameters."""
@@ -109,6 +112,46 @@ def completed(
             for name in part.tensor_state:
                 entry[name] = entry[name] if name in entry else part.fresh(p)
     return {p: entry for p, entry in whole.items() if entry}
+
+
+def saved(optimizer: SharpnessAware) -> dict[str, Any]:
+    """Returns the state dict of an optimizer, with its method's state."""
+    for before in optimizer._optimizer_state_dict_pre_hooks.values():
+        before(optimizer)
+    groups = optimizer.param_groups
+    memory: Memory = {}
+    if optimizer.tensor_state or optimizer.state or groups[0][COUNTER]:
+        trained = [p for p in _params_of(groups) if p.requires_grad]
+        memory = completed(optimizer.tensor_state, trained, optimizer.parts)
+    found = merged(optimizer.base.state_dict(), _params_of(groups), memory)
+    for after in optimizer._optimizer_state_dict_post_hooks.values():
+        found = after(optimizer, found) or found
+    return found
+
+
+def load(optimizer: SharpnessAware, state_dict: dict[str, Any]) -> None:
+    """Loads a checkpoint into an optimizer, if it is one of its method or of the plain base."""
+    if optimizer._optimizer_load_state_dict_pre_hooks:
+        state_dict = dict(state_dict)
+    for before in optimizer._optimizer_load_state_dict_pre_hooks.values():
+        state_dict = before(optimizer, state_dict) or state_dict
+    optimizer.check_state_dict(state_dict)
+    names = {name for part in optimizer.parts for name in part.tensor_state}
+    groups = [dict(group) for group in optimizer.param_groups]
+    theirs, ours = parted(state_dict, names)
+    optimizer.base.load_state_dict(theirs)
+    optimizer.tensor_state = memory_of(_params_of(optimizer.param_groups), ours)
+    for group, old in zip(optimizer.param_groups, groups, strict=True):
+        for key in (COUNTER, LR_MAX, *optimizer.defaults_of_method()):
+            if key in old:
+                group.setdefault(key, old[key])
+    optimizer.report = {}
+    for after in optimizer._optimizer_load_state_dict_post_hooks.values():
+        after(optimizer)
+
+
+def _params_of(groups: Iterable[Mapping[str, Any]]) -> list[nn.Parameter]:
+    return [p for group in groups for p in group["params"]]
 
 
 def memory_of(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import LBFGS
 
 from crsam import _tensors as tn
 from crsam._tensors import Tensors
@@ -97,6 +98,37 @@ def evaluate(
     if max_norm is not None and not context.is_skipped:
         context.report["clip_scale"] = tn.clip_(surrogate, max_norm)
     return context, loss, surrogate
+
+
+def lbfgs_step(
+    base: LBFGS,
+    params: Sequence[Tensor],
+    evaluate_here: Callable[[], tuple[StepContext, Tensor]],
+) -> tuple[StepContext, Tensor]:
+    """Takes a step of L-BFGS, which asks for loss and gradient at points of its own choosing.
+
+    Args:
+        base: The base optimizer.
+        params: All its parameters. They are put back if a pass raises.
+        evaluate_here: Runs all passes at the current weights, and writes the surrogate gradient.
+    """
+    contexts: list[StepContext] = []
+
+    @torch.no_grad()
+    def closure() -> float:
+        context, loss = evaluate_here()
+        contexts[:] = [context]
+        return float(loss)
+
+    saved = tn.clone(params)
+    try:
+        loss = base.step(closure)  # type: ignore[no-untyped-call]
+    except BaseException:
+        tn.copy_(params, saved)
+        raise
+    (context,) = contexts
+    context.report["loss"] = torch.as_tensor(loss)
+    return context, context.report["loss"]
 
 
 class Passes:

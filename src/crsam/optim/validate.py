@@ -259,6 +259,15 @@ def _fields(part: Part) -> set[str]:
     return {field.name for field in fields(part)} if is_dataclass(part) else set()
 
 
+def warn_of_statistics(method: str) -> None:
+    warnings.warn(
+        "batch norm moves its running statistics in every pass of a step, also at weights that "
+        "the step only tries. Give the optimizer the model, so that they move once a step: "
+        f"crsam.{method}(base, ..., model=model)",
+        stacklevel=8,
+    )
+
+
 def checked_closure(closure: Any, method: str, parts: tuple[Part, ...]) -> AnyClosure:
     """The closure, if `parts` can work with it."""
     if not callable(closure):
