@@ -25,20 +25,30 @@ not fit does with smaller batches: the mean over all of them is the same, except
 training.
 """
 
-from crsam.curvature.average import average_sharpness
 from crsam.curvature.bound import Bound, generalization_bound
 from crsam.curvature.density import Density, effective_dimensionality, spectral_density
 from crsam.curvature.eigenvalues import Eigenpair, top_eigenpairs, top_eigenvalues
 from crsam.curvature.estimate import Estimate
-from crsam.curvature.finite_difference import finite_difference_curvature
 from crsam.curvature.fisher_rao import fisher_rao
-from crsam.curvature.gradient import gradient_norm
-from crsam.curvature.hvp import hessian_vector_product
-from crsam.curvature.normalized import NormalizedTrace, normalized_trace
+from crsam.curvature.gradient import (
+    finite_difference_curvature,
+    gradient_norm,
+    hessian_vector_product,
+)
 from crsam.curvature.pac_bayes import PacBayesSharpness, pac_bayes_sharpness
 from crsam.curvature.ratio import Ratio, approximation_ratio
-from crsam.curvature.sharpness import adaptive_sharpness, epsilon_sharpness, sharpness
-from crsam.curvature.trace import hessian_frobenius_norm, hessian_trace
+from crsam.curvature.sharpness import (
+    adaptive_sharpness,
+    average_sharpness,
+    epsilon_sharpness,
+    sharpness,
+)
+from crsam.curvature.trace import (
+    NormalizedTrace,
+    hessian_frobenius_norm,
+    hessian_trace,
+    normalized_trace,
+)
 
 __all__ = [
     "Bound",

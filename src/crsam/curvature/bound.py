@@ -10,8 +10,8 @@ from torch import nn
 from crsam import _tensors as tn
 from crsam._batches import SizeOf
 from crsam.curvature.checks import check_positive
+from crsam.curvature.estimate import Group, Ranks
 from crsam.curvature.mean_loss import LossFn, MeanLoss
-from crsam.curvature.ranks import Group, Ranks
 from crsam.curvature.trace import trace_and_gradient
 from crsam.errors import UserError
 
@@ -64,7 +64,7 @@ def generalization_bound(
     compared between models, the sum is no guarantee. The cost of `hessian_trace`.
 
     Args:
-        model: The model, in the mode it is to be measured in; left as found.
+        model: The model, in the mode it is to be measured in. It is left as it was.
         loss_fn: ``loss_fn(model, batch)``: the mean loss of the batch, or that of each sample.
         batches: The training data: a list of batches, a loader, or one batch.
         rho: Standard deviation of the noise.
@@ -72,11 +72,11 @@ def generalization_bound(
         delta: The bound is to hold with probability ``1 - delta``.
         temperature: The inequality's λ. None: the number of samples.
         num_probes: Of the trace.
-        seed: Of the probes.
-        group: A process group whose ranks share the probes; see `hessian_trace`.
-        size_of: The number of samples of a batch. None: how many losses there are, or else the
-            length of the first tensor.
-        progress: Whether to show a progress bar, if on a terminal.
+        seed: The seed of the random vectors.
+        group: A process group whose ranks share the random vectors. See `hessian_trace`.
+        size_of: The number of samples of a batch. By default this is the number of losses that
+            `loss_fn` returns, or else the length of the first tensor.
+        progress: Whether to show a progress bar on a terminal.
 
     Returns:
         The four terms; their sum is ``total``.

@@ -10,14 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from crsam._batches import SizeOf
-from crsam.curvature.bars import progress_bar
 from crsam.curvature.checks import check_count, check_positive
-from crsam.curvature.draws import rademacher
-from crsam.curvature.estimate import Estimate
-from crsam.curvature.hvp import Hessian
+from crsam.curvature.estimate import Estimate, Group, Ranks, progress_bar
 from crsam.curvature.lanczos import Lanczos, ritz_of
 from crsam.curvature.mean_loss import LossFn, MeanLoss
-from crsam.curvature.ranks import Group, Ranks
+from crsam.curvature.random_vectors import rademacher
 
 
 class Density(NamedTuple):
@@ -80,16 +77,16 @@ def spectral_density(
     pass over the data with a gradient and its graph for each batch; a copy of the weights a step.
 
     Args:
-        model: The model, in the mode it is to be measured in; left as found.
+        model: The model, in the mode it is to be measured in. It is left as it was.
         loss_fn: ``loss_fn(model, batch)``: the mean loss of the batch, or that of each sample.
         batches: A list of batches, a loader, or one batch.
         num_vectors: How many random vectors; at least 2, so that there is an error.
         steps: Of Lanczos, for each; fewer where the space is exhausted (points of weight 0).
-        seed: Of the vectors.
-        group: A process group whose ranks share the vectors; see `hessian_trace`.
-        size_of: The number of samples of a batch. None: how many losses there are, or else the
-            length of the first tensor.
-        progress: Whether to show a progress bar, if on a terminal.
+        seed: The seed of the random vectors.
+        group: A process group whose ranks share the random vectors. See `hessian_trace`.
+        size_of: The number of samples of a batch. By default this is the number of losses that
+            `loss_fn` returns, or else the length of the first tensor.
+        progress: Whether to show a progress bar on a terminal.
 
     Returns:
         Points and weights.
@@ -115,14 +112,13 @@ def spectral_density(
     check_count(steps=steps)
     ranks = Ranks(group)
     with MeanLoss(model, loss_fn, batches, size_of) as loss:
-        hessian = Hessian(loss)
         most = min(steps, loss.space.size)
         # Diagonal and side of each vector's tridiagonal matrix, and how many steps it took.
         table = torch.zeros(num_vectors, 2 * most + 1, dtype=torch.float64)
         mine = ranks.share(num_vectors)
         with progress_bar("spectral density", len(mine) * most, progress) as advance:
             for i in mine:
-                lanczos = Lanczos(hessian.__matmul__, rademacher(loss.space, "probe", seed, i))
+                lanczos = Lanczos(loss.hessian_product, rademacher(loss.space, "probe", seed, i))
                 more = True
                 while more and len(lanczos.basis) < most:
                     more = lanczos.step()
@@ -171,17 +167,17 @@ def effective_dimensionality(
     count as 0.
 
     Args:
-        model: The model, in the mode it is to be measured in; left as found.
+        model: The model, in the mode it is to be measured in. It is left as it was.
         loss_fn: ``loss_fn(model, batch)``: the mean loss of the batch, or that of each sample.
         batches: A list of batches, a loader, or one batch.
         z: The curvature that counts for one half.
         num_vectors: How many random vectors.
         steps: Of Lanczos, for each.
-        seed: Of the vectors.
-        group: A process group whose ranks share the vectors; see `hessian_trace`.
-        size_of: The number of samples of a batch. None: how many losses there are, or else the
-            length of the first tensor.
-        progress: Whether to show a progress bar, if on a terminal.
+        seed: The seed of the random vectors.
+        group: A process group whose ranks share the random vectors. See `hessian_trace`.
+        size_of: The number of samples of a batch. By default this is the number of losses that
+            `loss_fn` returns, or else the length of the first tensor.
+        progress: Whether to show a progress bar on a terminal.
 
     Returns:
         The dimensionality and its error, of chance and of the quadrature: where `z` is small

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from crsam._batches import SizeOf
-from crsam.curvature.bars import progress_bar
-from crsam.curvature.checks import check_count, check_positive, warn
-from crsam.curvature.draws import gaussian
-from crsam.curvature.hvp import Hessian
+from crsam.curvature.checks import check_count, check_one_of, check_positive, warn
+from crsam.curvature.estimate import progress_bar
 from crsam.curvature.lanczos import Lanczos
 from crsam.curvature.mean_loss import LossFn, MeanLoss
+from crsam.curvature.random_vectors import gaussian
 from crsam.errors import UserError
 from crsam.progress import Advance
 
@@ -44,7 +43,7 @@ def top_eigenvalues(
     product.
 
     Args:
-        model: The model, in the mode it is to be measured in; left as found.
+        model: The model, in the mode it is to be measured in. It is left as it was.
         loss_fn: ``loss_fn(model, batch)``: the mean loss of the batch, or that of each sample.
         batches: A list of batches, a loader, or one batch.
         k: How many.
@@ -52,9 +51,9 @@ def top_eigenvalues(
         tol: The bound on the residual. None: 1e-6 in float64, 1e-4 in float32.
         max_steps: Products in a run at most; warns where they were not enough.
         seed: Of the vector to start from.
-        size_of: The number of samples of a batch. None: how many losses there are, or else the
-            length of the first tensor.
-        progress: Whether to show a progress bar, if on a terminal.
+        size_of: The number of samples of a batch. By default this is the number of losses that
+            `loss_fn` returns, or else the length of the first tensor.
+        progress: Whether to show a progress bar on a terminal.
 
     Returns:
         The eigenvalues, the largest (or farthest from 0) first.
@@ -115,7 +114,7 @@ def top_eigenpairs(
     An eigenvector is a direction for `crsam.landscape.surface`. Its sign is that of chance.
 
     Args:
-        model: The model, in the mode it is to be measured in; left as found.
+        model: The model, in the mode it is to be measured in. It is left as it was.
         loss_fn: ``loss_fn(model, batch)``: the mean loss of the batch, or that of each sample.
         batches: A list of batches, a loader, or one batch.
         k: How many.
@@ -123,9 +122,9 @@ def top_eigenpairs(
         tol: The bound on the residual. None: 1e-6 in float64, 1e-4 in float32.
         max_steps: Products in a run at most; warns where they were not enough.
         seed: Of the vector to start from.
-        size_of: The number of samples of a batch. None: how many losses there are, or else the
-            length of the first tensor.
-        progress: Whether to show a progress bar, if on a terminal.
+        size_of: The number of samples of a batch. By default this is the number of losses that
+            `loss_fn` returns, or else the length of the first tensor.
+        progress: Whether to show a progress bar on a terminal.
 
     Returns:
         The eigenpairs, that of the largest (or farthest from 0) eigenvalue first.
@@ -144,8 +143,7 @@ def top_eigenpairs(
         >>> round(top.value, 9), top.vector["weight"].abs().round(decimals=6).tolist()
         (9.0, [[0.0, 1.0, 0.0]])
     """
-    if which not in ("value", "magnitude"):
-        raise UserError(f"which must be 'value' or 'magnitude', got {which!r}")
+    check_one_of(("value", "magnitude"), which=which)
     check_count(k=k, max_steps=max_steps)
     with MeanLoss(model, loss_fn, batches, size_of) as loss:
         if k > loss.space.size:
@@ -154,7 +152,7 @@ def top_eigenpairs(
         check_positive(tol=tol)
         with progress_bar("top eigenvalues", max_steps, progress) as advance:
             found = Search(loss, which, tol, max_steps, seed, advance).top(k)
-        return [Eigenpair(p.value, dict(zip(loss.names, loss.unflat(p.vector)))) for p in found]
+        return [Eigenpair(p.value, dict(zip(loss.names, loss.unflatten(p.vector)))) for p in found]
 
 
 class Pair(NamedTuple):
@@ -175,7 +173,7 @@ class Search:
         seed: int,
         advance: Advance,
     ) -> None:
-        self.hessian = Hessian(loss)
+        self.hessian_product = loss.hessian_product
         self.space = loss.space
         self.which, self.tol, self.max_steps, self.seed = which, tol, max_steps, seed
         self.advance = advance
@@ -195,7 +193,7 @@ class Search:
 
     def _run(self, k: int, outside: list[Pair]) -> list[Pair]:
         """The `k` first in the complement of those found."""
-        lanczos = Lanczos(self.hessian.__matmul__, self._start(), [p.vector for p in outside])
+        lanczos = Lanczos(self.hessian_product, self._start(), [p.vector for p in outside])
         steps = max(self.max_steps, k)
         for _ in range(steps):
             more = lanczos.step()

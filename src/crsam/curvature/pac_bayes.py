@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from crsam._batches import SizeOf
-from crsam.curvature.bars import progress_bar
 from crsam.curvature.checks import check_count, check_positive, warn
-from crsam.curvature.draws import gaussian
+from crsam.curvature.estimate import progress_bar
 from crsam.curvature.mean_loss import MeanLoss
+from crsam.curvature.random_vectors import gaussian
 from crsam.errors import UserError
 
 AccuracyFn = Callable[[Any, Any], Tensor]
@@ -57,7 +57,7 @@ def pac_bayes_sharpness(
         seed: Of the noise.
         size_of: The number of samples of a batch. None: how many answers there are, or else the
             length of the first tensor.
-        progress: Whether to show a progress bar, if on a terminal.
+        progress: Whether to show a progress bar on a terminal.
 
     Returns:
         The sharpness, σ and the accuracy without noise.
@@ -89,7 +89,7 @@ def pac_bayes_sharpness(
                 total = 0.0
                 for i in range(num_draws):
                     noise = gaussian(accuracy.space, "noise", seed, i).mul_(sigma)
-                    with accuracy.moved(accuracy.unflat(noise)):
+                    with accuracy.perturbed_weights(accuracy.unflatten(noise)):
                         total += accuracy.value()
                     advance()
                 return here - total / num_draws <= drop

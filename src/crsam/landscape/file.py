@@ -7,7 +7,7 @@ import io
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from crsam._batches import tensors_in
 from crsam._files import write
 from crsam.errors import UserError
 from crsam.landscape.grid import Array, Grid, Surface
-from crsam.landscape.place import Place
+from crsam.landscape.points import Points
 
 EVERY = 5.0
 """Seconds between two writings: what a kill can cost."""
@@ -186,16 +186,15 @@ def parsed(raw: bytes) -> tuple[Surface, dict[str, Any]]:
     return surface, about if isinstance(about, dict) else {}
 
 
-def fingerprint(
-    place: Place, grid: Grid, batches: Sequence[Any], batch_norm: str, at_once: int
-) -> str:
-    """Tells landscapes apart: by weights, directions, points, data and how they are evaluated."""
-    digest = hashlib.blake2b(repr((batch_norm, at_once)).encode(), digest_size=16)
-    for tensors in (place.model.state_dict(), *place.axes):
+def fingerprint(points: Points, grid: Grid, at_once: int) -> str:
+    """Tells landscapes apart by weights, directions, points, data and how they are evaluated."""
+    how = repr((points.batch_norm, at_once))
+    digest = hashlib.blake2b(how.encode(), digest_size=16)
+    for tensors in (points.model.state_dict(), *points.directions):
         digest.update(digest_of(tensors).encode())
     for axis in grid.axes:
         digest.update(b"axis" + axis.tobytes())
-    for batch in batches:
+    for batch in points.loss.batches.given:
         for tensor in tensors_in(batch):
             digest.update(repr(tensor.shape).encode())
             digest.update(_bytes(tensor))
