@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from crsam import curvature
-from curvature.cases import Case, conv_net, flat, images, mlp, vectors
+from curvature.cases import Case, conv_net, flat, images, mean_cross_entropy, mlp, vectors
 
 
 class Masked(nn.Module):
@@ -145,3 +146,20 @@ def test_parameters_of_both_widths_are_measured_together() -> None:
     found = curvature.top_eigenvalues(model, Case(model, []).loss_fn, batches, k=2, tol=1e-4)
     double = Case(model.double(), [(x.double(), y) for x, y in batches])
     assert found == pytest.approx(curvature.top_eigenvalues(*double.given, k=2), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sharpness", "average_sharpness", "finite_difference_curvature"])
+def test_embeddings_with_a_max_norm_are_perturbed_like_others(name: str) -> None:
+    """Each pass puts their weights back, because a forward pass may scale them down."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Embedding(4, 3), nn.Flatten(), nn.Linear(6, 3)).double()
+    limited = copy.deepcopy(plain)
+    limited[0].max_norm = 100.0  # larger than any row
+    words = [torch.tensor([[0, 1], [2, 3]]), torch.tensor([[1, 1]])]
+    batches = [(x, torch.arange(len(x))) for x in words]
+    before = limited[0].weight.clone()
+    found, expected = (
+        getattr(curvature, name)(model, mean_cross_entropy, batches) for model in (limited, plain)
+    )
+    assert found == expected
+    assert torch.equal(limited[0].weight, before)

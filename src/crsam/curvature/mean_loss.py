@@ -261,6 +261,7 @@ class MeanLoss:
     @contextmanager
     def weights_put_back(self) -> Iterator[None]:
         """Lets the caller change the weights, and puts them back bit for bit."""
+        self._snapshot.put_weights_back()
         with torch.no_grad():
             self._weights = self._weights or tn.clone(self.params)
         self._is_perturbed = True
@@ -269,6 +270,7 @@ class MeanLoss:
         finally:
             with torch.no_grad():
                 tn.copy_(self.params, self._weights)
+            self._snapshot.update_weights()
             self._is_perturbed = False
 
     @contextmanager
@@ -277,6 +279,7 @@ class MeanLoss:
         with self.weights_put_back():
             with torch.no_grad():
                 tn.add_(self.params, offset)
+            self._snapshot.update_weights()
             yield
 
     def batch_loss_at(self, weights: Sequence[Tensor], batch_loss: BatchLoss) -> Tensor:
