@@ -59,25 +59,24 @@ class Line:
 
     def weigh(self, operation: Operation, second: Tensor | None) -> Tensor | None:
         """λ times a second-order term."""
-        adjoint = self.adjoint(operation)
+        adjoint = None if second is None else self.adjoint(operation)
         return None if adjoint is None or second is None else (adjoint * second).sum()
 
 
 def generic_rule(operation: Operation, line: Line) -> Derivatives:
     """Torch's forward mode for the tangent, two backward passes for the second-order term."""
-    moving = [slot for slot in operation.slots if slot in line.tangents]
+    recorded = {slot: line.values[slot.index] for slot in operation.slots}
+    moving = [slot for slot in recorded if slot in line.tangents]
     which = [i for i, output in enumerate(operation.outputs) if output is not None]
     if not moving:
         return [None] * len(operation.outputs), None
 
-    fixed = {slot: line.value(slot) for slot in operation.slots}
-
     def outputs(*values: Tensor) -> list[Tensor]:
-        now = {**fixed, **dict(zip(moving, values, strict=True))}
+        now = {**recorded, **dict(zip(moving, values, strict=True))}
         results = operation.run(lambda a: now[a] if isinstance(a, Slot) else a)
         return [results[i] for i in which]
 
-    at = [_in_own_memory(line.value(slot)) for slot in moving]
+    at = [_in_own_memory(recorded[slot]) for slot in moving]
     along = [_in_own_memory(line.tangents[slot]) for slot in moving]
     tangents: list[Tensor | None] = [None] * len(operation.outputs)
     with forward_ad.dual_level():
