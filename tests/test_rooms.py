@@ -17,8 +17,8 @@ FLOORS = [
     ["lab.data", "lab.models"],
     ["lab"],
     ["__init__"],
-    ["graph", "losses"],
-    ["curvature", "landscape", "optim"],
+    ["graph", "landscape", "losses"],
+    ["curvature", "optim"],
 ]
 """From the roof down. Files that are not named here are the ground that all of them stand on."""
 LEVEL = {room: level for level, floor in enumerate(FLOORS) for room in floor}

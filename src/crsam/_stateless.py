@@ -1,4 +1,4 @@
-"""A model called with other tensors in the place of its own, which stay where they are."""
+"""Calls a model without its wrapper, and with other tensors in place of its own."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parallel import DistributedDataParallel
 
 
-def everywhere(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by the names of parameters and buffers, under all names that those have.
+def with_tied_names(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Adds the other names that a model has for the same parameters and buffers.
 
-    A tensor that two modules share has two. A module that is there twice is named once: torch would
-    otherwise replace its tensors twice, and put back what it took out the second time.
+    A tensor that two modules share has two names. A module that is used twice is named once:
+    otherwise torch would replace its tensors twice and put the replacement back the second time.
 
     Args:
         model: The model.
-        tensors: What to put in the place of which parameter or buffer; not all need be there.
+        tensors: The replacements by the name of a parameter or buffer. It may leave some out.
+
+    Returns:
+        The same replacements by every name.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
         >>> net[1].weight = net[0].weight
         >>> net.append(net[1])[2] is net[1]
         True
-        >>> list(everywhere(net, dict(net.named_parameters())))
+        >>> list(with_tied_names(net, dict(net.named_parameters())))
         ['0.weight', '1.weight']
     """
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -37,18 +41,8 @@ def everywhere(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Ten
     }
 
 
-def called(
-    model: nn.Module,
-    tensors: Mapping[str, Tensor],
-    args: tuple[Any, ...],
-    named: dict[str, Any] | None = None,
-) -> Any:
-    """``model(*args, **named)`` with these tensors in the place of its own."""
-    return functional_call(model, everywhere(model, tensors), args, named, tie_weights=False)
-
-
-class Together(nn.Module):
-    """Model and loss as one module, so that `called` reaches the model within it."""
+class ModelWithLoss(nn.Module):
+    """A model and a loss function as one module: `functional_call` then reaches the model."""
 
     def __init__(self, model: nn.Module, loss_fn: Callable[[Any, Any], Any]) -> None:
         super().__init__()
@@ -56,3 +50,24 @@ class Together(nn.Module):
 
     def forward(self, batch: Any) -> Any:
         return self.loss_fn(self.model, batch)
+
+
+def loss_with_tensors(
+    model: nn.Module,
+    loss_fn: Callable[[Any, Any], Any],
+    tensors: Mapping[str, Tensor],
+    batch: Any,
+) -> Any:
+    """``loss_fn(model, batch)`` with these tensors in place of the model's own, by name."""
+    module = ModelWithLoss(model, loss_fn)
+    named = with_tied_names(module, {f"model.{name}": t for name, t in tensors.items()})
+    return functional_call(module, named, (batch,), tie_weights=False)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model without `DistributedDataParallel`.
+
+    The wrapper's hooks would make a measurement by one rank wait for the others.
+    """
+    inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
+    return inner

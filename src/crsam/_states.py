@@ -15,9 +15,10 @@ from crsam import _tensors as tn
 
 
 class Snapshot:
-    """The modes and buffers of modules, to be put back: batch norm in training moves them.
+    """The modes and buffers of modules, to be put back: batch norm in training changes them.
 
-    So are the weights of embeddings with a `max_norm`, which a forward pass scales down.
+    The snapshot includes the weights of embeddings with a `max_norm`, because a forward pass scales
+    them down.
     """
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
@@ -26,7 +27,7 @@ class Snapshot:
         self.buffers: list[tuple[nn.Module, str, Tensor]] = []
         for module in modules:
             self.buffers += [(module, *item) for item in module.named_buffers(recurse=False)]
-        # Expanded ones cannot be written to, neither here nor by a pass.
+        # Nobody can write to expanded buffers, neither this class nor a pass.
         self.written = [buffer for _, _, buffer in self.buffers if not _is_expanded(buffer)]
         self.weights = [
             p
@@ -44,6 +45,16 @@ class Snapshot:
             module._buffers[name] = buffer  # a module may have put another in its place
         with torch.no_grad():
             tn.copy_([*self.written, *self.weights], self.values)
+
+    def put_weights_back(self) -> None:
+        """Undoes what forward passes have done to weights."""
+        with torch.no_grad():
+            tn.copy_(self.weights, self.values[len(self.written) :])
+
+    def update_weights(self) -> None:
+        """Puts the weights back as they are now, from now on."""
+        with torch.no_grad():
+            tn.copy_(self.values[len(self.written) :], self.weights)
 
 
 def _is_expanded(tensor: Tensor) -> bool:

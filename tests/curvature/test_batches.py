@@ -176,11 +176,6 @@ def test_bad_numbers_are_refused(function: Any, options: dict[str, Any], message
         function(mlp(), LOSS, [(X, Y)], **options)
 
 
-def test_a_vector_of_other_shapes_is_refused() -> None:
-    with pytest.raises(UserError, match=r"of shapes \[\(5, 4\)"):
-        curvature.hessian_vector_product(mlp(), LOSS, [(X, Y)], [torch.ones(3)])
-
-
 class Noisy(Dataset[tuple[Tensor, Tensor]]):
     """Augments at random, by torch, by Python, or by a generator of its own."""
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from crsam import curvature
-from crsam.curvature.ascent import Ball, climb
+from crsam.curvature.ascent import Ball, backtracking_ascent
 from crsam.curvature.mean_loss import MeanLoss
 from crsam.errors import UserError
 from curvature.cases import (
@@ -76,7 +76,7 @@ def ascended(case: Case, rho: float, steps: int) -> Tensor:
 
 def backtracked(case: Case, rho: float, steps: int) -> Tensor:
     with MeanLoss(*case.given) as loss:
-        return flat(climb(loss, Ball(rho), steps).offset)
+        return flat(backtracking_ascent(loss, Ball(rho), steps).offset)
 
 
 @pytest.mark.parametrize("floor", [1e-6, 0.1, 1.0])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from crsam import curvature
-from crsam.curvature.ascent import Ball, Box, climb
+from crsam.curvature.ascent import Ball, Box, backtracking_ascent
 from crsam.curvature.mean_loss import MeanLoss
 from crsam.errors import UserError
 from curvature.bowls import ONES, Bowl, bowl, loss_of
@@ -62,13 +62,13 @@ def test_the_ascent_stays_in_its_region() -> None:
     case, _ = exact("mlp")
     with MeanLoss(*case.given) as loss:
         for steps in (1, 9):
-            peak = climb(loss, Ball(0.3), steps)
+            peak = backtracking_ascent(loss, Ball(0.3), steps)
             assert math.sqrt(sum(o.square().sum() for o in peak.offset)) <= 0.3 * (1 + 1e-12)
             scale = [p.detach().abs() for p in loss.params]
-            peak = climb(loss, Ball(0.3, scale), steps)
+            peak = backtracking_ascent(loss, Ball(0.3, scale), steps)
             relative = [o / s for o, s in zip(peak.offset, scale)]
             assert math.sqrt(sum(r.square().sum() for r in relative)) <= 0.3 * (1 + 1e-9)
-            peak = climb(loss, Box([0.01 * s for s in scale]), steps)
+            peak = backtracking_ascent(loss, Box([0.01 * s for s in scale]), steps)
             assert all(
                 (o.abs() <= 0.01 * s * (1 + 1e-12)).all() for o, s in zip(peak.offset, scale)
             )
@@ -77,7 +77,7 @@ def test_the_ascent_stays_in_its_region() -> None:
 def test_what_is_returned_is_the_rise_at_the_offset() -> None:
     case, _ = exact("mlp, trained")
     with MeanLoss(*case.given) as loss:
-        peak = climb(loss, Ball(0.4), 7)
+        peak = backtracking_ascent(loss, Ball(0.4), 7)
     with torch.no_grad():
         here = case.loss().item()
         for p, o in zip(case.params, peak.offset):

@@ -1,4 +1,4 @@
-"""Where the loss is highest near the weights: projected gradient ascent in a ball or a box."""
+"""Projected gradient ascent of the loss in a ball or a box around the weights."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from torch import Tensor
 
 from crsam import _tensors as tn
 from crsam._tensors import Tensors
-from crsam.curvature.mean_loss import Evaluation, MeanLoss
+from crsam.curvature.derivatives import Gradient
+from crsam.curvature.mean_loss import MeanLoss
 
 
 class Region(ABC):
-    """A convex set of offsets around 0: ``scale · u`` for all ``u`` of a simple shape."""
+    """A convex set of offsets around 0: ``scale · u`` for all ``u`` in a ball or a box."""
 
     scale: Tensors | None
-    """One factor for each weight; None: all 1."""
+    """One factor for each weight. None: all factors are 1."""
 
     @abstractmethod
-    def farthest(self, slope: Tensors) -> Tensors:
-        """The ``u`` that rises most where the slope in ``u`` is this everywhere."""
+    def highest_point(self, slope: Tensors) -> Tensors:
+        """The ``u`` in the region with the highest value of the linear function of this slope."""
 
     @abstractmethod
     def project(self, u: Tensors) -> Tensors:
-        """The nearest of the region's ``u``, in place."""
+        """Replaces ``u``, in place, by the nearest point of the region."""
 
     def offset(self, u: Sequence[Tensor]) -> Tensors:
-        """What to add to the weights."""
+        """The change of the weights that ``u`` stands for."""
         return self._scaled(u)
 
     def slope(self, grads: Sequence[Tensor]) -> Tensors:
-        """The gradient in ``u``, of a gradient in the weights."""
+        """The gradient by ``u``, from a gradient by the weights."""
         return self._scaled(grads)
 
     def _scaled(self, tensors: Sequence[Tensor]) -> Tensors:
@@ -49,7 +50,7 @@ class Ball(Region):
     rho: float
     scale: Tensors | None = None
 
-    def farthest(self, slope: Tensors) -> Tensors:
+    def highest_point(self, slope: Tensors) -> Tensors:
         return tn.scale_(tn.clone(slope), self.rho * tn.safe_reciprocal(tn.norm(slope)))
 
     def project(self, u: Tensors) -> Tensors:
@@ -62,7 +63,7 @@ class Box(Region):
 
     scale: Tensors | None = None
 
-    def farthest(self, slope: Tensors) -> Tensors:
+    def highest_point(self, slope: Tensors) -> Tensors:
         return [s.sign() for s in slope]
 
     def project(self, u: Tensors) -> Tensors:
@@ -70,7 +71,9 @@ class Box(Region):
 
 
 @torch.no_grad()
-def ascend(loss: MeanLoss, region: Region, steps: int, start: Evaluation | None = None) -> Tensors:
+def projected_ascent(
+    loss: MeanLoss, region: Region, steps: int, start: Gradient | None = None
+) -> Tensors:
     """The offset after plain projected gradient ascent from the weights.
 
     Each step follows the normalized gradient as far as the region reaches, and is then projected
@@ -82,56 +85,58 @@ def ascend(loss: MeanLoss, region: Region, steps: int, start: Evaluation | None 
         region: The set of allowed offsets.
         steps: The number of steps. Each one but the first costs a forward and a backward pass over
             the data. The first one uses the gradient at the weights.
-        start: Loss and gradient at the weights, if they are known already.
+        start: Loss and gradient at the weights, if they are known.
     """
     at = start or loss.gradient()
     u: Tensors = [torch.zeros_like(g) for g in at.grads]
     slope = region.slope(at.grads)
     for step in range(steps):
         if step > 0:
-            with loss.moved(region.offset(u)):
+            with loss.perturbed_weights(region.offset(u)):
                 slope = region.slope(loss.gradient().grads)
-        u = region.project(tn.add_(region.farthest(slope), u))
+        u = region.project(tn.add_(region.highest_point(slope), u))
     return region.offset(u)
 
 
-class Peak(NamedTuple):
+class Highest(NamedTuple):
     """The highest point that an ascent found."""
 
     offset: Tensors
     loss: float
     rise: float
-    """By how much the loss there is above that at the weights."""
+    """The difference between that loss and the loss at the weights."""
 
 
 @torch.no_grad()
-def climb(loss: MeanLoss, region: Region, steps: int, start: Evaluation | None = None) -> Peak:
+def backtracking_ascent(
+    loss: MeanLoss, region: Region, steps: int, start: Gradient | None = None
+) -> Highest:
     """The best point of a projected ascent with backtracking.
 
-    The first step goes as far as the region does. With ``steps=1`` that point is the answer, even
-    if the loss is lower there: it is SAM's. With more steps the loss at the answer is never lower
-    than there, nor than at the weights, which are in the region too. After a step that led up, the
-    next one is longer. A step that led down is taken back and halved.
+    The first step goes to the boundary of the region. With ``steps=1`` that point is the result,
+    even if the loss is lower there, because it is SAM's. With more steps the loss at the result is
+    never lower than at that point or at the weights. After a step up, the next step is longer. A
+    step down is taken back, and the next step is half as long.
 
     Args:
         loss: The loss.
-        region: Where to look.
-        steps: How many points to look at; each costs a forward and a backward pass over the data
-            (the last one a forward pass), beside those at the weights.
-        start: Loss and gradient at the weights, if they are known already.
+        region: The set of allowed offsets.
+        steps: The number of points to evaluate. Each costs a forward and a backward pass over the
+            data. The last one costs only a forward pass. The weights cost a pass of both more.
+        start: Loss and gradient at the weights, if they are known.
     """
     at = start or loss.gradient()
     u: Tensors = [torch.zeros_like(g) for g in at.grads]
     best, slope, length = at.loss, region.slope(at.grads), 1.0
     for step in range(1, steps + 1):
-        ahead = tn.scale_(region.farthest(slope), length)
+        ahead = tn.scale_(region.highest_point(slope), length)
         candidate = region.project(tn.add_(ahead, u))
-        with loss.moved(region.offset(candidate)):
-            found = loss.gradient() if step < steps else Evaluation(loss.value(), [])
+        with loss.perturbed_weights(region.offset(candidate)):
+            found = loss.gradient() if step < steps else Gradient(loss.value(), [])
         if found.loss > best or steps == 1:
             u, best = candidate, found.loss
             slope = region.slope(found.grads) if found.grads else slope
             length *= 1.5
         else:
             length /= 2
-    return Peak(region.offset(u), best, best - at.loss)
+    return Highest(region.offset(u), best, best - at.loss)

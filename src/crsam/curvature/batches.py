@@ -1,4 +1,4 @@
-"""The batches that a measurement goes over, as often as it needs to."""
+"""The batches of a measurement: the same samples in every pass, weighted by their number."""
 
 from __future__ import annotations
 
@@ -8,26 +8,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crsam._batches import is_one_batch, own_generators, tensors_in
+from crsam._batches import SizeOf, counted, is_one_batch, own_generators, size_of, tensors_in
 from crsam._states import seed_all
 from crsam.curvature.checks import warn
 from crsam.errors import UserError
 
 
 class Batches:
-    """Something that can be gone over again and again, giving the same samples every time.
+    """Batches that can be read again and again, with the same samples in every pass.
 
-    Every pass starts from the same random numbers, and with it a loader's order and what it
-    augments at random. Where that fails (workers that live on, a dataset with a generator of its
-    own), the passes are not about the same function, and a warning says so.
+    Every pass starts from the same random numbers. A loader therefore gives the same order and the
+    same random augmentation every time. This fails for workers that stay alive between passes and
+    for a dataset with a generator of its own. A warning says when two passes differ.
 
     Args:
         given: A list, a loader, or a single batch.
-        devices: Those besides the CPU whose random numbers count.
+        size_of: The number of samples of a batch. By default this is the number of losses, or else
+            the length of the first tensor.
+        devices: The devices besides the CPU whose random numbers are seeded.
+        once: Whether one pass is enough, so that an iterator may be given.
+
+    Raises:
+        UserError: If `given` is something else, or an iterator and `once` is false.
     """
 
-    def __init__(self, given: Any, devices: Sequence[torch.device] = ()) -> None:
-        if isinstance(given, Iterator):
+    def __init__(
+        self,
+        given: Any,
+        size_of: SizeOf | None = None,
+        devices: Sequence[torch.device] = (),
+        once: bool = False,
+    ) -> None:
+        if isinstance(given, Iterator) and not once:
             raise UserError(
                 f"batches is a {type(given).__name__}, which can be gone over only once: give a "
                 "list or a DataLoader"
@@ -37,44 +49,75 @@ class Batches:
             raise UserError(
                 f"batches must be a list of batches or a DataLoader, got {type(given).__name__}"
             )
-        self.devices = devices
+        self.size_of, self.devices = size_of, devices
         self.generators = own_generators(self.given)
-        """Seeded in every pass; whoever goes over the batches must put their states back."""
+        """They are seeded in every pass. The caller must put their states back."""
+        self._has_sample_losses = False
         self._warned = False
-        self._first: Contents | None = None
+        self._first: Checksum | None = None
 
     def __len__(self) -> int:
-        """How many there are; 0 if nobody knows."""
+        """The number of batches, or 0 if it is unknown."""
         try:
             return len(self.given)  # type: ignore[arg-type]
         except TypeError:
             return 0
 
     def __iter__(self) -> Iterator[Any]:
-        """One pass. Whatever is drawn between two batches must be so in every pass."""
-        held = isinstance(self.given, list | tuple)
-        contents = Contents()
-        seed_all(0, self.devices)
-        for generator in self.generators:
-            generator.manual_seed(0)
+        """One pass. Code between two batches must draw the same random numbers in every pass."""
+        in_memory = isinstance(self.given, list | tuple)
+        checksum = Checksum()
+        self._seed()
         for batch in self.given:
-            if not held:
-                contents.add(batch)
+            if not in_memory:
+                checksum.add(batch)
             yield batch
         if self._first is None:
-            self._first = contents
-        elif not contents.same_as(self._first) and not self._warned:
+            self._first = checksum
+        elif not checksum.same_as(self._first) and not self._warned:
             self._warned = True
             warn(
                 "two passes over the batches saw different samples: a loader that augments, drops "
                 "or picks at random makes a measurement of several passes meaningless"
             )
 
+    def load(self) -> list[Any]:
+        """Reads all batches into memory, where later passes find them.
 
-class Contents:
-    """A sum over all samples by which two passes over the data can be told apart.
+        Raises:
+            UserError: If there are none.
+        """
+        self._seed()
+        self.given = batches = list(self.given)
+        if not batches:
+            raise UserError("batches is empty: there is nothing to evaluate")
+        return batches
 
-    It does not depend on the order of the samples, nor on how they are split into batches.
+    def _seed(self) -> None:
+        seed_all(0, self.devices)
+        for generator in self.generators:
+            generator.manual_seed(0)
+
+    def weight(self, batch: Any, losses: Tensor | None) -> int:
+        """The weight of a batch in the mean: the number of its samples.
+
+        Args:
+            batch: The batch.
+            losses: What `loss_fn` returned for it, if it was called: a mean or one loss a sample.
+        """
+        if self.size_of is not None:
+            return counted(self.size_of(batch))
+        if losses is None or not losses.ndim:
+            return size_of(batch)
+        # After a batch with several losses, a single one is that of one sample and not a mean.
+        self._has_sample_losses |= losses.numel() > 1
+        return losses.numel() if self._has_sample_losses else size_of(batch)
+
+
+class Checksum:
+    """A sum over all samples that tells two passes over the data apart.
+
+    It depends neither on the order of the samples nor on how they are split into batches.
     """
 
     def __init__(self) -> None:
@@ -82,16 +125,17 @@ class Contents:
         self.scale: Tensor | float = 0.0
 
     def add(self, batch: Any) -> None:
-        for place, tensor in enumerate(tensors_in(batch)):
+        for position, tensor in enumerate(tensors_in(batch)):
             if tensor.ndim == 0 or tensor.layout != torch.strided or tensor.is_complex():
                 continue
-            summed = tensor.detach().flatten(1) if tensor.ndim > 1 else tensor.detach()[:, None]
-            columns = summed.sum(0, dtype=torch.float64)
-            places = torch.arange(len(columns), dtype=torch.float64, device=columns.device)
-            terms = columns * torch.cos(places + place)  # tells a flipped image from the image
+            rows = tensor.detach().flatten(1) if tensor.ndim > 1 else tensor.detach()[:, None]
+            columns = rows.sum(0, dtype=torch.float64)
+            indices = torch.arange(len(columns), dtype=torch.float64, device=columns.device)
+            # The cosine gives each column a factor: a flipped image has another checksum.
+            terms = columns * torch.cos(indices + position)
             self.total = self.total + terms.sum()
             self.scale = self.scale + terms.abs().sum()
 
-    def same_as(self, other: Contents) -> bool:
+    def same_as(self, other: Checksum) -> bool:
         difference = abs(float(self.total) - float(other.total))
         return difference <= 1e-8 * max(float(self.scale), float(other.scale))

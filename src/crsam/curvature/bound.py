@@ -10,8 +10,8 @@ from torch import nn
 from crsam import _tensors as tn
 from crsam._batches import SizeOf
 from crsam.curvature.checks import check_positive
+from crsam.curvature.estimate import Group, Ranks
 from crsam.curvature.mean_loss import LossFn, MeanLoss
-from crsam.curvature.ranks import Group, Ranks
 from crsam.curvature.trace import trace_and_gradient
 from crsam.errors import UserError
 
@@ -28,7 +28,7 @@ class Bound(NamedTuple):
     complexity: float
     r"""$h(\lVert w\rVert^2/\rho^2)$."""
     stderr: float
-    """Of `curvature`, and so of the sum: the only term that is estimated."""
+    """The standard error of `curvature`, the only estimated term, and so of the sum."""
 
     @property
     def total(self) -> float:
@@ -56,30 +56,33 @@ def generalization_bound(
     $$E_{v \sim N(0, I)} L_D(w + \rho v) \le L(w) + \frac{\rho^2}{2}\mathrm{Tr}(\nabla^2 L)
     + \gamma\lVert\nabla L\rVert_2 + h(\lVert w\rVert^2/\rho^2)$$
 
-    What it takes for granted: the prior $N(0, \rho^2 I)$, whose divergence from the posterior
-    $N(w, \rho^2 I)$ is $\lVert w\rVert^2/2\rho^2$, so that
-    $h(x) = \big(x/2 + \log(1/\delta)\big)/\lambda$; that the loss is quadratic as far as
-    the noise reaches; and that $\gamma\lVert\nabla L\rVert$ bounds the moment term of the PAC-Bayes
-    inequality. The paper states the theorem informally and names neither γ nor λ: the terms can be
-    compared between models, the sum is no guarantee. The cost of `hessian_trace`.
+    It assumes:
+
+    - the prior $N(0, \rho^2 I)$. Its divergence from the posterior $N(w, \rho^2 I)$ is
+      $\lVert w\rVert^2/2\rho^2$, so $h(x) = \big(x/2 + \log(1/\delta)\big)/\lambda$;
+    - a loss that is quadratic as far as the noise reaches;
+    - that $\gamma\lVert\nabla L\rVert$ bounds the moment term of the PAC-Bayes inequality.
+
+    The paper states the theorem informally and names neither γ nor λ. The terms can be compared
+    between models, but the sum is no guarantee. The cost is that of `hessian_trace`.
 
     Args:
-        model: The model, in the mode it is to be measured in; left as found.
+        model: The model, in the mode it is to be measured in. It is left as it was.
         loss_fn: ``loss_fn(model, batch)``: the mean loss of the batch, or that of each sample.
         batches: The training data: a list of batches, a loader, or one batch.
-        rho: Standard deviation of the noise.
-        gamma: Factor of the gradient's norm.
-        delta: The bound is to hold with probability ``1 - delta``.
-        temperature: The inequality's λ. None: the number of samples.
-        num_probes: Of the trace.
-        seed: Of the probes.
-        group: A process group whose ranks share the probes; see `hessian_trace`.
-        size_of: The number of samples of a batch. None: how many losses there are, or else the
-            length of the first tensor.
-        progress: Whether to show a progress bar, if on a terminal.
+        rho: The standard deviation of the noise.
+        gamma: The factor of the gradient's norm.
+        delta: The bound holds with probability ``1 - delta``.
+        temperature: The inequality's λ. Defaults to the number of samples.
+        num_probes: The number of random vectors of the trace.
+        seed: The seed of the random vectors.
+        group: A process group whose ranks share the random vectors. See `hessian_trace`.
+        size_of: The number of samples of a batch. By default this is the number of losses that
+            `loss_fn` returns, or else the length of the first tensor.
+        progress: Whether to show a progress bar on a terminal.
 
     Returns:
-        The four terms; their sum is ``total``.
+        The four terms. Their sum is ``total``.
 
     Raises:
         UserError: As `hessian_trace`, or if an argument is not positive.

@@ -1,4 +1,4 @@
-"""Checks of the numbers a user gives, and warnings at the line that called us."""
+"""Checks of the user's arguments, and warnings that name the user's line."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ HERE = str(Path(__file__).parent)
 
 
 def check_positive(**values: float) -> None:
-    """Raises unless all are finite numbers above 0."""
+    """Raises a `UserError` unless all are finite numbers above 0."""
     for name, value in values.items():
         if not isinstance(value, Real) or not 0 < value < math.inf:
             raise UserError(f"{name} must be a number above 0, got {value!r}")
 
 
 def check_count(least: int = 1, **values: int) -> None:
-    """Raises unless all are whole numbers of at least `least`."""
+    """Raises a `UserError` unless all are whole numbers of at least `least`."""
     for name, value in values.items():
         if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
             raise UserError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
 def check_one_of(allowed: Sequence[str], **values: str) -> None:
-    """Raises unless all are among the allowed words."""
+    """Raises a `UserError` unless all are among the allowed words."""
     for name, value in values.items():
         if value not in allowed:
             words = " or ".join(map(repr, allowed))
@@ -37,7 +37,7 @@ def check_one_of(allowed: Sequence[str], **values: str) -> None:
 
 
 def warn(message: str) -> None:
-    """Warns at the line that called into this package, however deep inside of it we are."""
+    """Warns at the line that called into this package."""
     depth, ours, frame = 1, 1, sys._getframe()
     while frame.f_back is not None:
         if frame.f_code.co_filename.startswith(HERE):

@@ -1,4 +1,4 @@
-"""The density of the Hessian's eigenvalues, and what follows from it."""
+"""The density of the Hessian's eigenvalues, and the effective dimensionality."""
 
 from __future__ import annotations
 
@@ -10,37 +10,35 @@ import torch
 from torch import Tensor, nn
 
 from crsam._batches import SizeOf
-from crsam.curvature.bars import progress_bar
 from crsam.curvature.checks import check_count, check_positive
-from crsam.curvature.draws import rademacher
-from crsam.curvature.estimate import Estimate
-from crsam.curvature.hvp import Hessian
+from crsam.curvature.estimate import Estimate, Group, Ranks, progress_bar
 from crsam.curvature.lanczos import Lanczos, ritz_of
 from crsam.curvature.mean_loss import LossFn, MeanLoss
-from crsam.curvature.ranks import Group, Ranks
+from crsam.curvature.random_vectors import rademacher
 
 
 class Density(NamedTuple):
-    """Where the eigenvalues lie: a sum of points with weights, for each random vector."""
+    """The spectral density: points with weights, for each random vector."""
 
     nodes: Tensor
     """Ritz values, of shape (num_vectors, steps), in float64 on the CPU."""
     weights: Tensor
-    """How much of the spectrum each stands for; a row sums to 1."""
+    """The share of the spectrum that each node stands for. A row sums to 1."""
     num_weights: int
-    """How many eigenvalues there are."""
+    """The number of eigenvalues."""
     coarser: tuple[Density, ...] = ()
-    """The same after fewer steps: what `trace_of` judges the error of the quadrature by."""
+    """The densities after fewer steps. `trace_of` estimates the quadrature error from them."""
 
     def trace_of(self, function: Callable[[Tensor], Tensor]) -> Estimate:
         r"""$\mathrm{Tr}\, f(\nabla^2 L) = \sum_i f(\lambda_i)$, with its error.
 
-        The error is that of chance, over the vectors, and that of the quadrature, by the most that
-        the value moves in the second half of the steps: 0 for polynomials, small for what is
-        smooth, and not small for a function with a kink where most eigenvalues are.
+        The error has two parts: the standard error over the vectors, and the quadrature error. The
+        second is estimated by the largest change of the value in the second half of the steps. It
+        is 0 for polynomials, small for smooth functions, and large for a function with a kink where
+        most eigenvalues are.
 
         Args:
-            function: Of the eigenvalues, element by element.
+            function: A function of the eigenvalues, element by element.
         """
         terms = torch.where(self.weights > 0, self.weights * function(self.nodes), 0.0)
         value, chance = Estimate.of(terms.sum(1) * self.num_weights)
@@ -48,11 +46,11 @@ class Density(NamedTuple):
         return Estimate(value, math.hypot(chance, max(moves, default=0.0)))
 
     def smoothed(self, points: Tensor, width: float) -> Tensor:
-        """The density at `points`, each node spread into a Gaussian of this standard deviation.
+        """The density at `points`, with each node replaced by a Gaussian.
 
         Args:
-            points: Of any shape.
-            width: In units of the eigenvalues.
+            points: Eigenvalues, as a tensor of any shape.
+            width: The standard deviation of the Gaussian.
         """
         check_positive(width=width)
         z = (points.to(self.nodes).unsqueeze(-1) - self.nodes.flatten()) / width
@@ -75,21 +73,23 @@ def spectral_density(
     r"""Stochastic Lanczos quadrature: $\frac1p\sum_i \delta(\lambda - \lambda_i)$ by a few points.
 
     For a random vector of signs, Lanczos gives points (Ritz values) and weights (the squares of
-    the first entries of their vectors) that integrate every polynomial of degree below twice the
-    steps exactly; the mean over vectors is the density. ``num_vectors · steps`` products, each a
-    pass over the data with a gradient and its graph for each batch; a copy of the weights a step.
+    the first entries of their vectors). They integrate every polynomial of a degree below twice the
+    steps exactly. The mean over vectors is the density. The cost is ``num_vectors · steps``
+    products, each a pass over the data with a gradient and its graph for each batch. Each step
+    keeps one copy of the weights.
 
     Args:
-        model: The model, in the mode it is to be measured in; left as found.
+        model: The model, in the mode it is to be measured in. It is left as it was.
         loss_fn: ``loss_fn(model, batch)``: the mean loss of the batch, or that of each sample.
         batches: A list of batches, a loader, or one batch.
-        num_vectors: How many random vectors; at least 2, so that there is an error.
-        steps: Of Lanczos, for each; fewer where the space is exhausted (points of weight 0).
-        seed: Of the vectors.
-        group: A process group whose ranks share the vectors; see `hessian_trace`.
-        size_of: The number of samples of a batch. None: how many losses there are, or else the
-            length of the first tensor.
-        progress: Whether to show a progress bar, if on a terminal.
+        num_vectors: The number of random vectors, at least 2, so that there is a standard error.
+        steps: The number of Lanczos steps for each. If the space is exhausted earlier, the
+            remaining points have weight 0.
+        seed: The seed of the random vectors.
+        group: A process group whose ranks share the random vectors. See `hessian_trace`.
+        size_of: The number of samples of a batch. By default this is the number of losses that
+            `loss_fn` returns, or else the length of the first tensor.
+        progress: Whether to show a progress bar on a terminal.
 
     Returns:
         Points and weights.
@@ -115,14 +115,13 @@ def spectral_density(
     check_count(steps=steps)
     ranks = Ranks(group)
     with MeanLoss(model, loss_fn, batches, size_of) as loss:
-        hessian = Hessian(loss)
         most = min(steps, loss.space.size)
-        # Diagonal and side of each vector's tridiagonal matrix, and how many steps it took.
+        # A row holds the diagonal and off-diagonal of a tridiagonal matrix, and its size.
         table = torch.zeros(num_vectors, 2 * most + 1, dtype=torch.float64)
         mine = ranks.share(num_vectors)
         with progress_bar("spectral density", len(mine) * most, progress) as advance:
             for i in mine:
-                lanczos = Lanczos(hessian.__matmul__, rademacher(loss.space, "probe", seed, i))
+                lanczos = Lanczos(loss.hessian_product, rademacher(loss.space, "probe", seed, i))
                 more = True
                 while more and len(lanczos.basis) < most:
                     more = lanczos.step()
@@ -139,7 +138,7 @@ def spectral_density(
 
 
 def _quadrature(table: Tensor, steps: int, num_weights: int) -> Density:
-    """Points and weights of the first `steps` of each vector."""
+    """The density after the first `steps` of each vector."""
     nodes, weights = torch.zeros(2, len(table), steps, dtype=torch.float64)
     most = table.shape[1] // 2
     for i, row in enumerate(table.tolist()):
@@ -165,27 +164,27 @@ def effective_dimensionality(
 ) -> Estimate:
     r"""$\sum_i \lambda_i/(\lambda_i + z)$ over the positive eigenvalues (Maddox et al. 2020).
 
-    How many directions the data determine more than a prior does: where the loss is the mean
-    negative log-likelihood of n samples and the prior's precision is α, ``z = α/n``. From
-    `spectral_density`, at its cost. Negative eigenvalues, which the definition has no room for,
-    count as 0.
+    This is the number of directions that the data determine more than a prior does. If the loss is
+    the mean negative log-likelihood of n samples and α is the prior's precision, then ``z = α/n``.
+    The figure is computed from `spectral_density`, at its cost. Negative eigenvalues count as 0,
+    because the definition has none.
 
     Args:
-        model: The model, in the mode it is to be measured in; left as found.
+        model: The model, in the mode it is to be measured in. It is left as it was.
         loss_fn: ``loss_fn(model, batch)``: the mean loss of the batch, or that of each sample.
         batches: A list of batches, a loader, or one batch.
-        z: The curvature that counts for one half.
-        num_vectors: How many random vectors.
-        steps: Of Lanczos, for each.
-        seed: Of the vectors.
-        group: A process group whose ranks share the vectors; see `hessian_trace`.
-        size_of: The number of samples of a batch. None: how many losses there are, or else the
-            length of the first tensor.
-        progress: Whether to show a progress bar, if on a terminal.
+        z: The eigenvalue that counts as one half.
+        num_vectors: The number of random vectors.
+        steps: The number of Lanczos steps for each.
+        seed: The seed of the random vectors.
+        group: A process group whose ranks share the random vectors. See `hessian_trace`.
+        size_of: The number of samples of a batch. By default this is the number of losses that
+            `loss_fn` returns, or else the length of the first tensor.
+        progress: Whether to show a progress bar on a terminal.
 
     Returns:
-        The dimensionality and its error, of chance and of the quadrature: where `z` is small
-        beside the negative eigenvalues, the latter, and more `steps` help.
+        The dimensionality and its error. If `z` is small compared with the negative eigenvalues,
+        most of the error is that of the quadrature, and more `steps` reduce it.
 
     Raises:
         UserError: As `spectral_density`, or if `z` is not positive.

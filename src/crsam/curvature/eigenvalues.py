@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from crsam._batches import SizeOf
-from crsam.curvature.bars import progress_bar
-from crsam.curvature.checks import check_count, check_positive, warn
-from crsam.curvature.draws import gaussian
-from crsam.curvature.hvp import Hessian
+from crsam.curvature.checks import check_count, check_one_of, check_positive, warn
+from crsam.curvature.estimate import progress_bar
 from crsam.curvature.lanczos import Lanczos
 from crsam.curvature.mean_loss import LossFn, MeanLoss
+from crsam.curvature.random_vectors import gaussian
 from crsam.errors import UserError
 from crsam.progress import Advance
 
@@ -36,25 +35,28 @@ def top_eigenvalues(
 ) -> list[float]:
     r"""The `k` largest eigenvalues of $\nabla^2 L$, by Lanczos.
 
-    Until each has a residual $\lVert Hx - \theta x\rVert \le \mathrm{tol}\cdot\lvert\theta\rvert$:
-    no further than that from an eigenvalue, and mostly much nearer. With `k` above 1 a second
-    run, orthogonal to what was found, looks for what the first cannot see: further copies of a
-    repeated eigenvalue. Some 10 to 50 products a run, each a pass over the data with a gradient
-    and its graph for each batch (for a single batch the graph is kept); a copy of the weights a
-    product.
+    Lanczos runs until each has a residual
+    $\lVert Hx - \theta x\rVert \le \mathrm{tol}\cdot\lvert\theta\rvert$. An eigenvalue of the
+    Hessian is at most that far from $\theta$, and usually much nearer. With `k` above 1, a second
+    run, orthogonal to the eigenvectors found, looks for further copies of a repeated eigenvalue.
+
+    A run takes about 10 to 50 products. Each product is a pass over the data with a gradient and
+    its graph for each batch, and keeps one copy of the weights. The graph of a single batch is
+    built only once.
 
     Args:
-        model: The model, in the mode it is to be measured in; left as found.
+        model: The model, in the mode it is to be measured in. It is left as it was.
         loss_fn: ``loss_fn(model, batch)``: the mean loss of the batch, or that of each sample.
         batches: A list of batches, a loader, or one batch.
-        k: How many.
-        which: ``"value"``: the largest. ``"magnitude"``: the farthest from 0, with their sign.
-        tol: The bound on the residual. None: 1e-6 in float64, 1e-4 in float32.
-        max_steps: Products in a run at most; warns where they were not enough.
-        seed: Of the vector to start from.
-        size_of: The number of samples of a batch. None: how many losses there are, or else the
-            length of the first tensor.
-        progress: Whether to show a progress bar, if on a terminal.
+        k: The number of eigenvalues.
+        which: ``"value"`` for the largest, ``"magnitude"`` for those farthest from 0, with their
+            sign.
+        tol: The bound on the residual. Defaults to 1e-6 in float64 and 1e-4 in float32.
+        max_steps: The largest number of products in a run. If it is too small, there is a warning.
+        seed: The seed of the first vector.
+        size_of: The number of samples of a batch. By default this is the number of losses that
+            `loss_fn` returns, or else the length of the first tensor.
+        progress: Whether to show a progress bar on a terminal.
 
     Returns:
         The eigenvalues, the largest (or farthest from 0) first.
@@ -94,7 +96,7 @@ class Eigenpair(NamedTuple):
 
     value: float
     vector: dict[str, Tensor]
-    """By the names of the parameters; of norm 1 over all of them."""
+    """The eigenvector by the names of the parameters. Its norm over all of them is 1."""
 
 
 def top_eigenpairs(
@@ -112,23 +114,24 @@ def top_eigenpairs(
 ) -> list[Eigenpair]:
     r"""`top_eigenvalues` with their eigenvectors, at the same cost.
 
-    An eigenvector is a direction for `crsam.landscape.surface`. Its sign is that of chance.
+    An eigenvector is a direction for `crsam.landscape.surface`. Its sign is random.
 
     Args:
-        model: The model, in the mode it is to be measured in; left as found.
+        model: The model, in the mode it is to be measured in. It is left as it was.
         loss_fn: ``loss_fn(model, batch)``: the mean loss of the batch, or that of each sample.
         batches: A list of batches, a loader, or one batch.
-        k: How many.
-        which: ``"value"``: the largest. ``"magnitude"``: the farthest from 0, with their sign.
-        tol: The bound on the residual. None: 1e-6 in float64, 1e-4 in float32.
-        max_steps: Products in a run at most; warns where they were not enough.
-        seed: Of the vector to start from.
-        size_of: The number of samples of a batch. None: how many losses there are, or else the
-            length of the first tensor.
-        progress: Whether to show a progress bar, if on a terminal.
+        k: The number of eigenvalues.
+        which: ``"value"`` for the largest, ``"magnitude"`` for those farthest from 0, with their
+            sign.
+        tol: The bound on the residual. Defaults to 1e-6 in float64 and 1e-4 in float32.
+        max_steps: The largest number of products in a run. If it is too small, there is a warning.
+        seed: The seed of the first vector.
+        size_of: The number of samples of a batch. By default this is the number of losses that
+            `loss_fn` returns, or else the length of the first tensor.
+        progress: Whether to show a progress bar on a terminal.
 
     Returns:
-        The eigenpairs, that of the largest (or farthest from 0) eigenvalue first.
+        The eigenpairs, with the largest (or farthest from 0) eigenvalue first.
 
     Raises:
         UserError: As `top_eigenvalues`.
@@ -144,8 +147,7 @@ def top_eigenpairs(
         >>> round(top.value, 9), top.vector["weight"].abs().round(decimals=6).tolist()
         (9.0, [[0.0, 1.0, 0.0]])
     """
-    if which not in ("value", "magnitude"):
-        raise UserError(f"which must be 'value' or 'magnitude', got {which!r}")
+    check_one_of(("value", "magnitude"), which=which)
     check_count(k=k, max_steps=max_steps)
     with MeanLoss(model, loss_fn, batches, size_of) as loss:
         if k > loss.space.size:
@@ -154,7 +156,7 @@ def top_eigenpairs(
         check_positive(tol=tol)
         with progress_bar("top eigenvalues", max_steps, progress) as advance:
             found = Search(loss, which, tol, max_steps, seed, advance).top(k)
-        return [Eigenpair(p.value, dict(zip(loss.names, loss.unflat(p.vector)))) for p in found]
+        return [Eigenpair(p.value, dict(zip(loss.names, loss.unflatten(p.vector)))) for p in found]
 
 
 class Pair(NamedTuple):
@@ -175,7 +177,7 @@ class Search:
         seed: int,
         advance: Advance,
     ) -> None:
-        self.hessian = Hessian(loss)
+        self.hessian_product = loss.hessian_product
         self.space = loss.space
         self.which, self.tol, self.max_steps, self.seed = which, tol, max_steps, seed
         self.advance = advance
@@ -183,7 +185,7 @@ class Search:
         self._scale = 0.0
 
     def top(self, k: int) -> list[Pair]:
-        """The `k` first eigenpairs, none left out however often it is repeated."""
+        """The `k` first eigenpairs, with all copies of repeated eigenvalues."""
         found = self._sorted(self._run(k, []))
         for _ in range(k if 1 < k < self.space.size else 0):
             (missed,) = self._run(1, found)
@@ -194,8 +196,8 @@ class Search:
         return found
 
     def _run(self, k: int, outside: list[Pair]) -> list[Pair]:
-        """The `k` first in the complement of those found."""
-        lanczos = Lanczos(self.hessian.__matmul__, self._start(), [p.vector for p in outside])
+        """The `k` first eigenpairs in the complement of those found."""
+        lanczos = Lanczos(self.hessian_product, self._start(), [p.vector for p in outside])
         steps = max(self.max_steps, k)
         for _ in range(steps):
             more = lanczos.step()
@@ -219,7 +221,7 @@ class Search:
         ]
 
     def _rounding(self, scale: float) -> float:
-        """What no residual can be expected to fall below."""
+        """The rounding error of a residual."""
         return 100 * torch.finfo(self.space.dtype).eps * scale
 
     def _start(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Lanczos with full reorthogonalisation: a small tridiagonal matrix that stands for a large one."""
+"""Lanczos with full reorthogonalisation: approximates a large matrix by a tridiagonal one."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Ritz(NamedTuple):
 
     values: Tensor
     vectors: Tensor
-    """Its columns, in the basis of the Krylov space."""
+    """The eigenvectors as columns, in the basis of the Krylov space."""
     residuals: Tensor
     """``‖H x − θ x‖`` of each: some eigenvalue of ``H`` is at most that far from ``θ``."""
 
 
 def ritz_of(alphas: Sequence[float], betas: Sequence[float]) -> Ritz:
-    """Of the matrix with `alphas` on its diagonal and all but the last of `betas` beside it."""
+    """The eigenpairs of the matrix with diagonal `alphas` and off-diagonal ``betas[:-1]``."""
     diagonal = torch.tensor(alphas, dtype=torch.float64)
     beside = torch.tensor(betas, dtype=torch.float64)
     off = torch.diag(beside[:-1], 1)
@@ -31,14 +31,14 @@ def ritz_of(alphas: Sequence[float], betas: Sequence[float]) -> Ritz:
 class Lanczos:
     r"""Builds a basis $Q$ of the Krylov space in which $H$ is tridiagonal, vector by vector.
 
-    In exact arithmetic each new vector is orthogonal to all but the last two by itself. In
-    floating point that is lost, and converged eigenvalues come back as ghosts: so every vector is
-    orthogonalised against all, twice. Memory: a copy of the weights for each step.
+    In exact arithmetic each new vector is orthogonal to all earlier ones but the last two. In
+    floating point it is not, and converged eigenvalues appear again. Every vector is therefore
+    orthogonalised against all others, twice. Each step keeps one copy of the weights.
 
     Args:
         product: ``H v``.
-        start: The first vector; need not be normalised.
-        outside: Orthonormal vectors whose complement to stay in.
+        start: The first vector. It need not be normalised.
+        outside: Orthonormal vectors. The basis stays in their complement.
 
     Example:
         >>> H = torch.diag(torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64))
@@ -57,17 +57,17 @@ class Lanczos:
         self.basis: list[Tensor] = []
         self.alphas: list[float] = []
         self.betas: list[float] = []
-        """The last couples the basis to what follows, `_next`."""
+        """The last one belongs to `_next`, the vector that follows the basis."""
         self._next = self._orthogonal(start)
         self._next /= torch.linalg.vector_norm(self._next)
 
     @property
     def scale(self) -> float:
-        """The size of what was seen of ``H``: rounding errors are relative to it."""
+        """The largest entry of the tridiagonal matrix. Rounding errors are relative to it."""
         return max([abs(a) for a in self.alphas] + self.betas, default=0.0)
 
     def step(self) -> bool:
-        """Adds a vector to the basis. False if the space is exhausted: no more can follow."""
+        """Adds a vector to the basis. Returns false if the space is exhausted."""
         q = self._next
         self.basis.append(q)
         w = self.product(q)
@@ -81,7 +81,7 @@ class Lanczos:
         return not exhausted
 
     def restart(self, start: Tensor) -> bool:
-        """Goes on with a vector from outside the exhausted space. False if that is all of it."""
+        """Continues with a vector from outside the exhausted space. False if there is none."""
         size = torch.linalg.vector_norm(start)
         fresh = self._orthogonal(start)
         norm = torch.linalg.vector_norm(fresh)
@@ -94,14 +94,14 @@ class Lanczos:
         return ritz_of(self.alphas, self.betas)
 
     def vector(self, coefficients: Tensor) -> Tensor:
-        """The combination of the basis, normalised."""
+        """The normalised combination of the basis vectors."""
         total = torch.zeros_like(self.basis[0])
         for q, c in zip(self.basis, coefficients.tolist(), strict=True):
             total.add_(q, alpha=c)
         return total / torch.linalg.vector_norm(total)
 
     def _orthogonal(self, vector: Tensor) -> Tensor:
-        """`vector` less its parts along the basis and `outside`."""
+        """`vector` minus its components along the basis and `outside`."""
         vector = vector.clone()
         for _ in range(2):
             known = [*self.outside, *self.basis]

@@ -1,183 +1,168 @@
-"""The mean loss over all samples of some batches, as one function of the weights."""
+"""The evaluator of a mean loss: its value and its derivatives, at the weights and near them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.func import vmap
 
 from crsam import _tensors as tn
-from crsam._batches import SizeOf, counted, size_of
-from crsam._stateless import Together, called
-from crsam._states import Snapshot, seed_all, seed_of
+from crsam._batches import SizeOf
+from crsam._stateless import loss_with_tensors, unwrapped
+from crsam._states import RandomStates, Snapshot, seed_all, seed_of
 from crsam._tensors import Tensors
 from crsam.curvature.batches import Batches
 from crsam.curvature.checks import warn
-from crsam.curvature.draws import Space
-from crsam.curvature.scene import measuring
+from crsam.curvature.derivatives import BatchHessian, Gradient, GradientSum, Pass, finite
+from crsam.curvature.exact_autograd import exact_autograd
+from crsam.curvature.random_vectors import VectorSpace
 from crsam.errors import UserError
 
-LossFn = Callable[[Any, Any], Tensor]
+LossFn = Callable[[Any, Any], Any]
 
 
-class Term(NamedTuple):
-    """What one batch gives to the mean."""
+class BatchLoss(NamedTuple):
+    """The loss of one batch, after its forward pass."""
 
     loss: Tensor
-    """Its mean loss, 0-d, with its graph."""
+    """The mean loss of the batch, 0-d, with its graph."""
     losses: Tensor
-    """What `loss_fn` returned: the mean again, or the loss of each sample."""
+    """What `loss_fn` returned: the mean loss, or the loss of each sample."""
     value: float
-    """The loss as a number."""
+    """The mean loss as a number."""
     size: int
-    """Its weight: the number of its samples."""
+    """The weight of the batch: the number of its samples."""
     number: int
-    """Of the batch, from 0."""
+    """The number of the batch, from 0."""
     batch: Any
 
+    def differentiable(self) -> Tensor:
+        """The mean loss.
 
-class Pass(NamedTuple):
-    """What one pass over the data saw."""
-
-    loss: float
-    """The mean over all samples."""
-    num_samples: int
-
-
-class Evaluation(NamedTuple):
-    """The mean loss at some point, and its gradient."""
-
-    loss: float
-    grads: Tensors
-    num_samples: int = 0
-    batch_norm: float = math.nan
-    """The plain mean of the norms of the batches' gradients: every batch counts once."""
-
-
-class MeanGradient:
-    """Adds up the gradients of the batches of one pass."""
-
-    def __init__(self, params: Sequence[Tensor]) -> None:
-        self._total: Tensors = [torch.zeros_like(p) for p in params]
-        self._norms: Tensors = []
-
-    def add(self, grads: Sequence[Tensor], size: int) -> None:
-        """The gradient of a batch of `size` samples."""
-        tn.add_(self._total, grads, size)
-        self._norms.append(tn.norm(grads))
-
-    def evaluation(self, seen: Pass) -> Evaluation:
-        """The mean over the samples of the pass; `add` must not be called after it."""
-        grads = tn.scale_(self._total, 1 / seen.num_samples)
-        batch_norm = torch.stack(self._norms).double().mean().item()
-        return Evaluation(seen.loss, grads, seen.num_samples, batch_norm)
+        Raises:
+            UserError: If it has no gradient.
+        """
+        if not self.loss.requires_grad:
+            raise UserError("the loss does not depend on any parameter that requires a gradient")
+        return self.loss
 
 
 class MeanLoss:
-    r"""$L(w) = \sum_b n_b L_b(w) / \sum_b n_b$, the same function in every pass.
+    r"""$L(w) = \sum_b n_b L_b(w) / \sum_b n_b$, the same function of the weights in every pass.
 
-    Within ``with``, passes over the batches can be made: every batch sees the random numbers that
-    it saw in the first pass (dropout draws the same masks) and the buffers that the model came
-    with. After it the model and the random states are as they were, also after an exception.
+    Use it in a ``with`` block. In every pass each batch sees the same random numbers (dropout draws
+    the same masks) and the buffers that the model came with. After the block the weights, buffers,
+    modes and random states are as they were before it, also after an exception.
 
     Args:
-        model: The model; only parameters that require a gradient count.
+        model: The model.
         loss_fn: ``loss_fn(model, batch)``: the mean loss of the batch, or that of each sample.
         batches: A list of batches, a loader, or one batch.
-        size_of: The number of samples of a batch. None: how many losses there are, or else the
-            length of the first tensor.
+        size_of: The number of samples of a batch. By default this is the number of losses, or else
+            the length of the first tensor.
+        moving: The tensors of the model that are the weights, by name. By default these are the
+            parameters that require a gradient. With tensors of the caller's choice there are only
+            values, no derivatives: torch keeps the caller's precision and kernels, and the batches
+            are read into memory.
+
+    Raises:
+        UserError: If the weights have no derivatives, or `batches` cannot be read.
     """
 
     def __init__(
-        self, model: nn.Module, loss_fn: LossFn, batches: Any, size_of: SizeOf | None = None
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        batches: Any,
+        size_of: SizeOf | None = None,
+        moving: Mapping[str, Tensor] | None = None,
     ) -> None:
-        # Its hooks would make a measurement by one rank wait for the others.
-        self.model = model.module if isinstance(model, DistributedDataParallel) else model
-        self.loss_fn = loss_fn
-        self.size_of = size_of
-        self.names, self.params = checked_params(self.model)
+        self.model, self.loss_fn = unwrapped(model), loss_fn
+        self._values_only = moving is not None
+        named = checked_params(self.model) if moving is None else moving
+        self.names, self.params = list(named), list(named.values())
         self.device = self.params[0].device
         num_weights = sum(p.numel() for p in self.params)
-        self.space = Space(num_weights, tn.wide_dtype(self.params), self.device)
-        self.devices = sorted({p.device for p in self.params if p.device.type != "cpu"}, key=str)
-        self.batches = Batches(batches, self.devices)
+        self.space = VectorSpace(num_weights, tn.wide_dtype(self.params), self.device)
+        places = {t.device for t in (*self.model.parameters(), *self.model.buffers())}
+        self.devices = sorted((d for d in places if d.type != "cpu"), key=str)
+        self.batches = Batches(batches, size_of, self.devices, once=self._values_only)
         self._stack = ExitStack()
         self._snapshot: Snapshot
-        self._moved = False
-        self._has_each = False
-        """Whether `loss_fn` returned several: then one is that of a single sample, not a mean."""
+        self._weights: Tensors = []
+        self._is_perturbed = False
         self._first: Pass | None = None
         self._warned = False
+        self._only_hessian: BatchHessian | None = None
 
     def __enter__(self) -> MeanLoss:
         parts = [part for part in (self.model, self.loss_fn) if isinstance(part, nn.Module)]
-        self._snapshot = self._stack.enter_context(measuring(parts, self.devices))
-        for generator in self.batches.generators:
-            self._stack.callback(generator.set_state, generator.get_state())
+        with ExitStack() as stack:
+            self._snapshot = Snapshot(parts)
+            stack.callback(self._snapshot.put_back)
+            stack.callback(RandomStates(self.devices).put_back)
+            for generator in self.batches.generators:
+                stack.callback(generator.set_state, generator.get_state())
+            stack.enter_context(torch.inference_mode(False))
+            for kind in sorted({"cpu", *(device.type for device in self.devices)}):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            if self._values_only:
+                self.batches.load()
+            else:
+                stack.enter_context(exact_autograd(parts))
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._only_hessian = None
         self._stack.close()
 
-    def visit(self, action: Callable[[Term], None]) -> Pass:
-        """One pass: calls `action` on every batch's term.
+    def reset(self, seed: int) -> None:
+        """Puts modes and buffers back and seeds all random numbers."""
+        self._snapshot.put_back()
+        seed_all(seed, self.devices)
 
-        The graph of a term dies with the call, before the next is built: `action` must not keep it.
+    # At the weights as they are: all samples.
+
+    def for_each_batch(self, action: Callable[[BatchLoss], None]) -> Pass:
+        """Calls `action` with the loss of every batch, in one pass over the data.
+
+        `action` must not keep the loss: its graph is freed before that of the next batch is built.
         """
         total, count = 0.0, 0
         for index, batch in enumerate(self.batches):
-            value, size = self._visit(index, batch, action)
-            total, count = total + size * value, count + size
+            batch_loss = self.batch_loss(index, batch)
+            action(batch_loss)
+            total += batch_loss.size * batch_loss.value
+            count += batch_loss.size
+            del batch_loss
         if count == 0:
             raise UserError("batches is empty: there is nothing to measure")
         seen = Pass(total / count, count)
-        if not self._moved:
-            self._check_same(seen)
+        if not self._is_perturbed:
+            self._warn_if_changed(seen)
         return seen
 
-    def _visit(self, index: int, batch: Any, action: Callable[[Term], None]) -> tuple[float, int]:
-        term = self.term(index, batch)
-        action(term)
-        return term.value, term.size
-
-    def term(self, index: int, batch: Any) -> Term:
-        """Forward: the loss of the batch with this index."""
-        self._begin(index)
+    def batch_loss(self, index: int, batch: Any) -> BatchLoss:
+        """The forward pass of the batch with this index."""
+        self.reset(seed_of("batch", index))
         losses = self.loss_fn(self.model, batch)
         if not isinstance(losses, Tensor):
             raise UserError(f"loss_fn must return a tensor, got {type(losses).__name__}")
         loss = losses.mean() if losses.is_floating_point() else losses.to(self.space.dtype).mean()
         value = loss.item()
         if not math.isfinite(value):
-            where = "at weights moved this far" if self._moved else "at the weights"
+            where = "at weights moved this far" if self._is_perturbed else "at the weights"
             raise UserError(f"loss_fn returned {value} {where}, on batch {index}")
-        return Term(loss, losses, value, self._size(batch, losses), index, batch)
+        return BatchLoss(loss, losses, value, self.batches.weight(batch, losses), index, batch)
 
-    def at(self, weights: list[Tensor], term: Term) -> Tensor:
-        """The loss of a term's batch as a function of the weights, which need not be the model's.
-
-        It is the same function in every call: the same random numbers, the same buffers.
-        """
-        self._begin(term.number)
-        named = {f"model.{name}": w for name, w in zip(self.names, weights, strict=True)}
-        return called(Together(self.model, self.loss_fn), named, (term.batch,)).mean()
-
-    def _begin(self, index: int) -> None:
-        self._snapshot.put_back()
-        seed_all(seed_of("batch", index), self.devices)
-
-    def _size(self, batch: Any, losses: Tensor) -> int:
-        if self.size_of is not None:
-            return counted(self.size_of(batch))
-        self._has_each |= losses.numel() > 1
-        return losses.numel() if self._has_each and losses.ndim else size_of(batch)
-
-    def _check_same(self, seen: Pass) -> None:
+    def _warn_if_changed(self, seen: Pass) -> None:
         first = self._first = self._first or seen
         differ = abs(seen.loss - first.loss) > 1e-3 * abs(first.loss) + 1e-6
         if differ and not self._warned:
@@ -191,67 +176,173 @@ class MeanLoss:
     def value(self) -> float:
         """The mean loss: one forward pass over the data."""
         with torch.no_grad():
-            return self.visit(lambda term: None).loss
+            return self.for_each_batch(lambda batch_loss: None).loss
 
-    def gradient(self) -> Evaluation:
+    def gradient(self) -> Gradient:
         """The mean loss and its gradient: one forward and one backward pass over the data."""
-        total = MeanGradient(self.params)
+        total = GradientSum(self.params)
 
-        def add(term: Term) -> None:
-            loss = differentiable(term)
-            total.add(torch.autograd.grad(loss, self.params, materialize_grads=True), term.size)
+        def add(batch_loss: BatchLoss) -> None:
+            loss = batch_loss.differentiable()
+            grads = torch.autograd.grad(loss, self.params, materialize_grads=True)
+            total.add(grads, batch_loss.size)
 
         with torch.enable_grad():
-            seen = self.visit(add)
-        return total.evaluation(seen)
+            seen = self.for_each_batch(add)
+        return total.mean(seen)
+
+    def hessian_products(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """``H v`` for each of the long `vectors`, in one pass over the data.
+
+        The graph of a single batch is kept from one call to the next.
+        """
+        if self._only_hessian is not None:
+            return [finite(self._product(self._only_hessian, v)) for v in vectors]
+        totals = [torch.zeros_like(v) for v in vectors]
+
+        def add(batch_loss: BatchLoss) -> None:
+            hessian = BatchHessian(batch_loss.differentiable(), self.params)
+            for total, v in zip(totals, vectors, strict=True):
+                total.add_(self._product(hessian, v), alpha=batch_loss.size)
+            if len(self.batches) == 1:
+                self._only_hessian = hessian
+
+        num_samples = self.for_each_batch(add).num_samples
+        return [finite(total.div_(num_samples)) for total in totals]
+
+    def hessian_product(self, vector: Tensor) -> Tensor:
+        """``H v`` for one long vector."""
+        return self.hessian_products([vector])[0]
+
+    def _product(self, hessian: BatchHessian, vector: Tensor) -> Tensor:
+        return self.flatten(hessian(self.unflatten(vector)))
+
+    @torch.no_grad()
+    def means(self, points: Mapping[str, Tensor] | None = None) -> list[Tensor]:
+        """The mean loss, and the accuracy in per cent if `loss_fn` returns what is right.
+
+        Nothing is checked and the device is never waited for: the results are float64 tensors.
+
+        Args:
+            points: Tensors by name, with a row for each point. If given, all points are evaluated
+                at once, and each result has an entry for each point.
+        """
+        sums: Callable[[Any], Sequence[Tensor]] = self._sums
+        if points is not None:
+            sums = partial(vmap(self._sums_with, in_dims=(0, None), randomness="same"), points)
+        first, *others = self.batches.given
+        total = sums(first)
+        for batch in others:
+            total = [a + b for a, b in zip(total, sums(batch), strict=True)]
+        *found, count = total
+        return [scale * s / count for scale, s in zip((1, 100), found)]
+
+    def _sums(self, batch: Any) -> list[Tensor]:
+        return self._sums_of(self.loss_fn(self.model, batch), batch)
+
+    def _sums_with(self, tensors: Mapping[str, Tensor], batch: Any) -> tuple[Tensor, ...]:
+        found = loss_with_tensors(self.model, self.loss_fn, tensors, batch)
+        return tuple(self._sums_of(found, batch))
+
+    def _sums_of(self, found: Any, batch: Any) -> list[Tensor]:
+        """Sums over a batch: of the losses, of what is right, and of the samples."""
+        parts = list(found) if isinstance(found, tuple) else [found]
+        if len(parts) > 2 or not all(isinstance(part, Tensor) for part in parts):
+            raise UserError(
+                "loss_fn must return a tensor, the loss, or a pair of them, the loss and what is "
+                f"right; got {type(found).__name__}"
+            )
+        size = self.batches.weight(batch, parts[0])
+        count = torch.full((), size, dtype=torch.float64, device=parts[0].device)
+        return [*(part.double().mean() * size for part in parts), count]
+
+    # At other weights.
 
     @contextmanager
-    def moved(self, offset: Sequence[Tensor]) -> Iterator[None]:
-        """Has the weights at ``w + offset``, and puts them back bit for bit."""
-        weights: Tensors = list(self.params)
+    def weights_put_back(self) -> Iterator[None]:
+        """Lets the caller change the weights, and puts them back bit for bit."""
+        self._snapshot.put_weights_back()
         with torch.no_grad():
-            saved = tn.clone(weights)
-        self._moved = True
+            self._weights = self._weights or tn.clone(self.params)
+        self._is_perturbed = True
         try:
-            with torch.no_grad():
-                tn.add_(weights, offset)
             yield
         finally:
             with torch.no_grad():
-                tn.copy_(weights, saved)
-            self._moved = False
+                tn.copy_(self.params, self._weights)
+            self._snapshot.update_weights()
+            self._is_perturbed = False
 
-    def flat(self, tensors: Sequence[Tensor]) -> Tensor:
-        """One long vector of a list with a tensor for each parameter."""
+    @contextmanager
+    def perturbed_weights(self, offset: Sequence[Tensor]) -> Iterator[None]:
+        """Evaluates at ``w + offset`` inside the ``with`` block."""
+        with self.weights_put_back():
+            with torch.no_grad():
+                tn.add_(self.params, offset)
+            self._snapshot.update_weights()
+            yield
+
+    def batch_loss_at(self, weights: Sequence[Tensor], batch_loss: BatchLoss) -> Tensor:
+        """The same batch's mean loss, as a function of `weights`: the same numbers are drawn."""
+        self.reset(seed_of("batch", batch_loss.number))
+        named = dict(zip(self.names, weights))
+        found: Tensor = loss_with_tensors(self.model, self.loss_fn, named, batch_loss.batch)
+        return found.mean()
+
+    def sample_losses(self, *offsets: Sequence[Tensor]) -> list[Tensor]:
+        """The loss of every sample at ``w + offset``, for each of the offsets.
+
+        The results are in float64 on the CPU. Each batch is evaluated at all offsets before the
+        next one, so that each sample has the same place in all results.
+
+        Raises:
+            UserError: If `loss_fn` returns one number for several samples.
+        """
+        found: list[list[Tensor]] = [[] for _ in offsets]
+        for index, batch in enumerate(self.batches):
+            for losses, offset in zip(found, offsets, strict=True):
+                with torch.no_grad(), self.perturbed_weights(offset):
+                    batch_loss = self.batch_loss(index, batch)
+                each = checked_sample_losses(batch_loss.losses, batch_loss.size)
+                losses.append(each.to("cpu", torch.float64))
+        return [torch.cat(losses) for losses in found]
+
+    # Long vectors.
+
+    def flatten(self, tensors: Sequence[Tensor]) -> Tensor:
+        """One long vector from a tensor for each parameter."""
         return torch.cat([t.detach().reshape(-1).to(self.space.dtype) for t in tensors])
 
-    def unflat(self, vector: Tensor) -> Tensors:
-        """The tensors for each parameter that a long vector is made of, as views."""
+    def unflatten(self, vector: Tensor) -> Tensors:
+        """The tensors for each parameter that a long vector consists of, as views."""
         parts = torch.split(vector, [p.numel() for p in self.params])
         return [part.view(p.shape).to(p.dtype) for part, p in zip(parts, self.params, strict=True)]
 
 
-def differentiable(term: Term) -> Tensor:
-    """The loss of a term.
-
-    Raises:
-        UserError: If it has no gradient.
-    """
-    if not term.loss.requires_grad:
-        raise UserError("the loss does not depend on any parameter that requires a gradient")
-    return term.loss
-
-
-def checked_params(model: nn.Module) -> tuple[list[str], list[nn.Parameter]]:
-    """The names of the parameters that require a gradient, and the parameters.
+def checked_params(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters that require a gradient, by name.
 
     Raises:
         UserError: If there are none, or if one is narrower than float32.
     """
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    named: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not named:
         raise UserError("the model has no parameter that requires a gradient")
     for name, p in named.items():
         if p.dtype not in (torch.float32, torch.float64):
             raise UserError(f"parameters must be float32 or float64, but {name} is {p.dtype}")
-    return list(named), list(named.values())
+    return named
+
+
+def checked_sample_losses(losses: Tensor, size: int) -> Tensor:
+    """The losses of `size` samples.
+
+    Raises:
+        UserError: If there is one number for all of them.
+    """
+    if losses.numel() == 1 and size > 1:
+        raise UserError(
+            f"loss_fn must return the loss of each sample here, such as with reduction='none'; got "
+            f"one number for {size}"
+        )
+    return losses.flatten()

@@ -1,4 +1,4 @@
-"""How much noise the weights bear: the sharpness of PAC-Bayes bounds."""
+"""The sharpness of PAC-Bayes bounds: the noise that the weights tolerate."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from crsam._batches import SizeOf
-from crsam.curvature.bars import progress_bar
 from crsam.curvature.checks import check_count, check_positive, warn
-from crsam.curvature.draws import gaussian
+from crsam.curvature.estimate import progress_bar
 from crsam.curvature.mean_loss import MeanLoss
+from crsam.curvature.random_vectors import gaussian
 from crsam.errors import UserError
 
 AccuracyFn = Callable[[Any, Any], Tensor]
 
 
 class PacBayesSharpness(NamedTuple):
-    """The sharpness and the noise that it is made of."""
+    """The sharpness and the noise that it is computed from."""
 
     value: float
     """$1/\\sigma^2$."""
     sigma: float
     accuracy: float
-    """Without noise."""
+    """The accuracy without noise."""
 
 
 def pac_bayes_sharpness(
@@ -42,22 +42,23 @@ def pac_bayes_sharpness(
 ) -> PacBayesSharpness:
     r"""$1/\sigma^2$, σ the largest with $E[\mathrm{accuracy}(w + \sigma v)] \ge$ accuracy − `drop`.
 
-    Jiang et al. 2020, $v \sim N(0, I)$. By bisection of log σ, with the same draws at every σ, so
-    that the curve it bisects is one curve; the result is that of these draws. Some ten to twenty
-    times `num_draws` forward passes over the data.
+    Jiang et al. 2020, with $v \sim N(0, I)$. σ is found by bisection of log σ, with the same random
+    vectors at every σ. The result depends on these vectors. The cost is about ten to twenty times
+    `num_draws` forward passes over the data.
 
     Args:
-        model: The model, in the mode it is to be measured in (mostly ``eval``); left as found.
-        accuracy_fn: ``accuracy_fn(model, batch)``: the share of the batch that is right, or for
-            each sample whether it is.
+        model: The model, in the mode it is to be measured in, usually ``eval``. It is left as it
+            was.
+        accuracy_fn: ``accuracy_fn(model, batch)``: the share of the batch that is right, or a
+            number for each sample that says whether it is right.
         batches: A list of batches, a loader, or one batch.
-        drop: How much accuracy may be lost.
-        num_draws: Over how many draws of the noise the accuracy is averaged.
-        tol: To what relative precision σ is wanted.
-        seed: Of the noise.
-        size_of: The number of samples of a batch. None: how many answers there are, or else the
-            length of the first tensor.
-        progress: Whether to show a progress bar, if on a terminal.
+        drop: The accuracy that may be lost.
+        num_draws: The number of random vectors that the accuracy is averaged over.
+        tol: The relative precision of σ.
+        seed: The seed of the random vectors.
+        size_of: The number of samples of a batch. By default this is the number of answers that
+            `accuracy_fn` returns, or else the length of the first tensor.
+        progress: Whether to show a progress bar on a terminal.
 
     Returns:
         The sharpness, σ and the accuracy without noise.
@@ -85,16 +86,16 @@ def pac_bayes_sharpness(
         about = 13 * num_draws
         with progress_bar("PAC-Bayes sharpness", about, progress) as advance:
 
-            def bears(sigma: float) -> bool:
+            def tolerates(sigma: float) -> bool:
                 total = 0.0
                 for i in range(num_draws):
                     noise = gaussian(accuracy.space, "noise", seed, i).mul_(sigma)
-                    with accuracy.moved(accuracy.unflat(noise)):
+                    with accuracy.perturbed_weights(accuracy.unflatten(noise)):
                         total += accuracy.value()
                     advance()
                 return here - total / num_draws <= drop
 
-            sigma = largest(bears, tol)
+            sigma = largest(tolerates, tol)
     if not 0 < sigma < math.inf:
         when = "any noise at all" if sigma == 0 else "no noise: it is that of chance"
         warn(f"the accuracy, {here:.3g}, falls by {drop} under {when}")
@@ -102,8 +103,8 @@ def pac_bayes_sharpness(
     return PacBayesSharpness(1 / sigma**2, sigma, here)
 
 
-def largest(bears: Callable[[float], bool], tol: float) -> float:
-    """The σ up to which `bears` holds, to a relative `tol`; 0 or infinity outside 1e-9 … 1e9.
+def largest(tolerates: Callable[[float], bool], tol: float) -> float:
+    """The largest σ with ``tolerates(σ)``, to a relative `tol`. 0 or infinity outside 1e-9 … 1e9.
 
     Example:
         >>> round(largest(lambda sigma: sigma < 0.3, 1e-6), 4)
@@ -112,16 +113,16 @@ def largest(bears: Callable[[float], bool], tol: float) -> float:
         inf
     """
     low = high = 0.01
-    while low > 1e-9 and not bears(low):
+    while low > 1e-9 and not tolerates(low):
         low, high = low / 2, low
     if low <= 1e-9:
         return 0.0
     if low == high:
-        while high < 1e9 and bears(high := high * 2):
+        while high < 1e9 and tolerates(high := high * 2):
             low = high
         if high >= 1e9:
             return math.inf
     while high > (1 + tol) * low:
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if bears(middle) else (low, middle)
+        low, high = (middle, high) if tolerates(middle) else (low, middle)
     return low

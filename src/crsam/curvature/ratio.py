@@ -1,21 +1,20 @@
-"""How much of the sharpness a single step of ascent finds."""
+"""The approximation ratio: the share of the sharpness that one step of ascent finds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from crsam._batches import SizeOf
-from crsam._tensors import Tensors
-from crsam.curvature.ascent import Ball, ascend, climb
+from crsam.curvature.ascent import Ball, backtracking_ascent, projected_ascent
 from crsam.curvature.checks import check_count, check_one_of, check_positive
 from crsam.curvature.estimate import Estimate
-from crsam.curvature.mean_loss import Evaluation, LossFn, MeanLoss
-from crsam.curvature.per_sample import sample_losses
+from crsam.curvature.mean_loss import LossFn, MeanLoss
+
+AscentName = Literal["plain", "backtracking"]
 
 
 class Ratio(NamedTuple):
@@ -41,7 +40,7 @@ def approximation_ratio(
     *,
     rho: float = 0.05,
     steps: int = 20,
-    ascent: Literal["plain", "backtracking"] = "plain",
+    ascent: AscentName = "plain",
     floor: float = 0.01,
     per_batch: bool = False,
     size_of: SizeOf | None = None,
@@ -74,7 +73,7 @@ def approximation_ratio(
     has its own.
 
     Args:
-        model: The model, in the mode it is to be measured in; left as found.
+        model: The model, in the mode it is to be measured in. It is left as it was.
         loss_fn: ``loss_fn(model, batch)``: the loss of each sample of the batch, a vector.
         batches: A list of batches, a loader, or one batch; the paper takes 5,000 training samples.
         rho: The radius of the ball. Use the radius of the training to judge its ascent.
@@ -104,17 +103,16 @@ def approximation_ratio(
     check_positive(rho=rho, floor=floor)
     check_count(steps=steps)
     check_one_of(("plain", "backtracking"), ascent=ascent)
-    best = ascend if ascent == "plain" else _backtracked
     with MeanLoss(model, loss_fn, batches, size_of) as whole:
         if not per_batch:
-            rises = [_rises(whole, rho, steps, floor, best)]
+            rises = [_rises(whole, rho, steps, floor, ascent)]
         else:
             rises = []
             for batch in whole.batches:
                 with MeanLoss(model, loss_fn, [batch], size_of) as loss:
-                    rises.append(_rises(loss, rho, steps, floor, best))
+                    rises.append(_rises(loss, rho, steps, floor, ascent))
             if not rises:
-                whole.value()  # says that there are no batches
+                whole.value()  # raises the error for no batches
     one, many, counts = (torch.cat(columns) for columns in zip(*rises))
     ratios = one[counts] / many[counts]
     mean, stderr = Estimate.of(ratios) if len(ratios) else (math.nan, math.nan)
@@ -122,22 +120,18 @@ def approximation_ratio(
     return Ratio(mean, stderr, of_means, int((~counts).sum()), len(counts), rho)
 
 
-Ascent = Callable[[MeanLoss, Ball, int, Evaluation], Tensors]
-
-
-def _backtracked(loss: MeanLoss, region: Ball, steps: int, start: Evaluation) -> Tensors:
-    return climb(loss, region, steps, start).offset
-
-
 def _rises(
-    loss: MeanLoss, rho: float, steps: int, floor: float, best: Ascent
+    loss: MeanLoss, rho: float, steps: int, floor: float, ascent: AscentName
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """By how much one step and `steps` raise each sample's loss, and whether the sample counts."""
-    at = loss.gradient()
-    one = ascend(loss, Ball(rho), 1, at)
-    many = best(loss, Ball(rho), steps, at)
-    nowhere = [torch.zeros_like(p) for p in loss.params]
-    here, after_one, after_many = sample_losses(loss, nowhere, one, many)
+    """The rise of each sample's loss by one step and by `steps`, and whether the sample counts."""
+    start, ball = loss.gradient(), Ball(rho)
+    one = projected_ascent(loss, ball, 1, start)
+    if ascent == "plain":
+        many = projected_ascent(loss, ball, steps, start)
+    else:
+        many = backtracking_ascent(loss, ball, steps, start).offset
+    no_offset = [torch.zeros_like(p) for p in loss.params]
+    here, after_one, after_many = loss.sample_losses(no_offset, one, many)
     by_one, by_many = after_one - here, after_many - here
     rounding = 8 * torch.finfo(loss.space.dtype).eps * (here.abs() + by_many.abs())
     return by_one, by_many, by_many > rounding.clamp(min=floor * max(by_many.mean().item(), 0.0))

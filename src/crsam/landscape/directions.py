@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.parallel import DistributedDataParallel
 
+from crsam._stateless import unwrapped
 from crsam._states import seed_of
 from crsam._tensors import safe_reciprocal
 from crsam.errors import UserError
@@ -21,12 +21,6 @@ Direction = Mapping[str, Tensor]
 """By the name of a parameter or buffer, where it goes; what is not named does not move."""
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """Without `DistributedDataParallel`, whose hooks would make one rank wait for the others."""
-    inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
-    return inner
 
 
 def random_directions(model: nn.Module, num: int = 2, seed: int = 0) -> list[dict[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""A landscape in a file: whole or not there, and gone on from."""
+"""Saves a landscape in a file while it is computed, and continues from such a file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +20,28 @@ from crsam._batches import tensors_in
 from crsam._files import write
 from crsam.errors import UserError
 from crsam.landscape.grid import Array, Grid, Surface
-from crsam.landscape.place import Place
+from crsam.landscape.points import Points
 
 EVERY = 5.0
-"""Seconds between two writings: what a kill can cost."""
+"""Seconds between two writes. A kill loses at most the work of this time."""
 MOST = 1 << 24
-"""Points of a landscape: a plane of 4096 by 4096."""
+"""The largest number of points of a landscape: 4096 by 4096."""
 
 
 class Keeper:
-    """What was found so far; in a file too, if there is one.
+    """The results so far, in memory and in a file.
 
-    Within ``with`` the file is written every few seconds, and at the end, however it comes.
+    In a ``with`` block the file is written every few seconds, and at the end of the block, also
+    after an exception.
 
     Args:
-        file: Where; None: nowhere.
-        about: Written beside the arrays. Its ``fingerprint`` says whether what is there already is
-            of the same landscape.
+        file: The file, if there is one. If it exists, its results are read.
+        about: Entries to write beside the arrays. The ``fingerprint`` tells landscapes apart.
         grid: The points.
         writes: Whether this process writes the file.
 
     Raises:
-        UserError: If the file holds something else.
+        UserError: If the file holds another landscape.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class Keeper:
         return "of other weights, directions, points or data"
 
     def check(self, loss_at: Callable[[int], float]) -> None:
-        """Looks at one of the points that are there once more: it may be another loss function's.
+        """Evaluates one of the saved points again: another loss function gives another value.
 
         Raises:
-            UserError: If it is.
+            UserError: If the value differs.
         """
         known = np.flatnonzero(np.isfinite(self.loss))
         if not known.size:
@@ -93,11 +93,11 @@ class Keeper:
             )
 
     def lacks(self, part: list[int]) -> bool:
-        """Whether one of these points was not evaluated."""
+        """Whether any of these points was not evaluated."""
         return bool(np.isnan(self.loss.flat[part]).any())
 
     def take(self, part: list[int], losses: Array, accuracies: Array) -> None:
-        """Puts in what was found at these points."""
+        """Stores the results of these points."""
         self.loss.flat[part] = losses[: len(part)]
         self.accuracy.flat[part] = accuracies[: len(part)]
         self._changed = True
@@ -105,7 +105,7 @@ class Keeper:
             self._write()
 
     def surface(self) -> Surface:
-        """All that was found."""
+        """The results of all points."""
         known = None if np.isnan(self.accuracy).all() else self.accuracy
         return Surface(self.grid.x, self.grid.y, self.loss, known)
 
@@ -122,10 +122,10 @@ class Keeper:
 
 
 def save(path: Path, surface: Surface, about: Mapping[str, Any]) -> None:
-    """Writes arrays ``x``, ``y``, ``loss``, ``accuracy`` and, as JSON, ``about``, in one go.
+    """Writes the arrays ``x``, ``y``, ``loss``, ``accuracy``, and ``about`` as JSON.
 
     Raises:
-        UserError: If it cannot be written; what was there before is untouched.
+        UserError: If it cannot be written. The old file is then unchanged.
     """
     arrays = {name: array for name, array in vars(surface).items() if array is not None}
     text = json.dumps({**about, "complete": surface.complete})
@@ -135,7 +135,7 @@ def save(path: Path, surface: Surface, about: Mapping[str, Any]) -> None:
 
 
 def load(path: str | Path) -> tuple[Surface, dict[str, Any]]:
-    """A landscape and what is said about it; nothing in the file is run.
+    """The landscape in a file and the entries about it. No code in the file is run.
 
     Raises:
         UserError: If there is no such file, or it is not a landscape.
@@ -154,7 +154,7 @@ def load(path: str | Path) -> tuple[Surface, dict[str, Any]]:
 
 
 def parsed(raw: bytes) -> tuple[Surface, dict[str, Any]]:
-    """The landscape in the content of a file, and what is said about it.
+    """The landscape in the content of a file, and the entries about it.
 
     Raises:
         ValueError: If it is not a landscape, with the reason.
@@ -186,16 +186,15 @@ def parsed(raw: bytes) -> tuple[Surface, dict[str, Any]]:
     return surface, about if isinstance(about, dict) else {}
 
 
-def fingerprint(
-    place: Place, grid: Grid, batches: Sequence[Any], batch_norm: str, at_once: int
-) -> str:
-    """Tells landscapes apart: by weights, directions, points, data and how they are evaluated."""
-    digest = hashlib.blake2b(repr((batch_norm, at_once)).encode(), digest_size=16)
-    for tensors in (place.model.state_dict(), *place.axes):
+def fingerprint(points: Points, grid: Grid, at_once: int) -> str:
+    """Tells landscapes apart by weights, directions, points, data and how they are evaluated."""
+    how = repr((points.batch_norm, at_once))
+    digest = hashlib.blake2b(how.encode(), digest_size=16)
+    for tensors in (points.model.state_dict(), *points.directions):
         digest.update(digest_of(tensors).encode())
     for axis in grid.axes:
         digest.update(b"axis" + axis.tobytes())
-    for batch in batches:
+    for batch in points.loss.batches.given:
         for tensor in tensors_in(batch):
             digest.update(repr(tensor.shape).encode())
             digest.update(_bytes(tensor))

@@ -1,4 +1,4 @@
-"""The arrays of a landscape: its points, and what was found there."""
+"""The arrays of a landscape: its points and the results."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ NUM_POINTS = 51
 
 @dataclass(frozen=True)
 class Surface:
-    """A landscape as arrays; NaN where it was not evaluated, infinite where the loss is none."""
+    """A landscape as arrays. NaN: not evaluated. Infinite: the loss is not finite."""
 
     x: Array
-    """Along the first direction, of shape (n,)."""
+    """The coordinates along the first direction, of shape (n,)."""
     y: Array | None
-    """Along the second, of shape (m,); None: there is one only."""
+    """The coordinates along the second direction, of shape (m,), if there is one."""
     loss: Array
-    """Of shape (m, n), a row for each y; of shape (n,) along one direction."""
+    """Losses of shape (m, n) with a row for each y, or (n,) along one direction."""
     accuracy: Array | None = None
-    """In per cent, of the same shape; None if `loss_fn` does not say what is right."""
+    """Accuracies in per cent, of the same shape, if `loss_fn` says what is right."""
 
     @property
     def complete(self) -> bool:
@@ -42,7 +42,7 @@ class Grid:
 
     @classmethod
     def of(cls, x: ArrayLike | None, y: ArrayLike | None, num: int) -> Grid:
-        """Checks what the user gave for `num` directions."""
+        """The grid of `num` directions from the user's coordinates."""
         if y is not None and num == 1:
             raise UserError("y is given, but there is one direction only")
         first = _checked("x", symmetric(1.0, NUM_POINTS) if x is None else x)
@@ -61,7 +61,7 @@ class Grid:
         return math.prod(self.shape)
 
     def parts(self, length: int) -> list[list[int]]:
-        """All points, so many at a time."""
+        """The numbers of all points, in parts of this length."""
         return [list(range(i, min(i + length, self.size))) for i in range(0, self.size, length)]
 
     def points(self, part: list[int]) -> list[tuple[float, ...]]:

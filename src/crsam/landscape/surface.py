@@ -1,11 +1,11 @@
-"""The loss over a line or a plane."""
+"""The loss over a line or a plane, saved as it is found and shared by processes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Optional
 
 import torch
 from numpy.typing import ArrayLike
@@ -15,11 +15,16 @@ from crsam._batches import SizeOf
 from crsam.errors import UserError
 from crsam.landscape.directions import Direction, random_directions
 from crsam.landscape.file import Keeper, fingerprint
-from crsam.landscape.grid import Grid, Surface
-from crsam.landscape.mean import BatchNorm, LossFn, Mean
-from crsam.landscape.place import Place
-from crsam.landscape.ranks import Group, Ranks
+from crsam.landscape.grid import Array, Grid, Surface
+from crsam.landscape.points import BatchNorm, Points
 from crsam.progress import bar
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+LossFn = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor]]
+Group = Optional["ProcessGroup"]
+"""The processes that share the points. None: this process evaluates all of them."""
 
 
 def surface(
@@ -42,33 +47,36 @@ def surface(
 ) -> Surface:
     r"""$L(w + x\,d_1 + y\,d_2)$ over a grid, or $L(w + x\,d_1)$ along a line.
 
-    A forward pass over the data for each point (two, where batch norm is recomputed), and three
-    copies of what moves: the weights and both directions.
+    Each point costs one forward pass over the data, or two if batch norm is recomputed. The memory
+    holds three copies of the tensors that move: the weights and both directions.
 
     Args:
-        model: The model; evaluated in ``eval`` mode, and left as found.
-        loss_fn: ``loss_fn(model, batch)``: the mean loss of the batch, or that of each sample; or
-            a pair of it and, for each sample, whether it is right.
-        batches: A list of batches, a loader, or one batch; gone over once and kept in memory.
-        directions: One or two of them (see `crsam.landscape`), or how many `random_directions`.
-        x: Where to evaluate along the first. None: 51 points from −1 to 1.
-        y: Likewise along the second. None: as `x`.
-        seed: Of random directions.
-        batch_norm: ``"running"``: with the statistics that the model came with. Away from the
-            middle they do not fit the activations any more, and part of the rise of the loss is
-            that. ``"recomputed"``: taken anew from the batches at every point, which costs a
-            second pass and shows the weights alone.
-        at_once: Points that are evaluated in one go (`torch.func.vmap`); `loss_fn` must then do
-            nothing with the model but call it, and autocast has no effect there. Slower on a CPU;
-            meant for small nets on a GPU, where the time goes into starting kernels.
-        file: An ``.npz`` to keep what is done in. If it is there, goes on from it.
-        about: What else to write there.
-        stop: Asked between points; if it says so, the rest stays NaN.
-        group: A process group whose ranks share the points. All must have the same weights and
-            data, and the same `file`, or one that nobody else writes.
-        size_of: The number of samples of a batch. None: how many losses there are, or else the
-            length of the first tensor.
-        progress: Whether to show a progress bar, if on a terminal.
+        model: The model. It is evaluated in ``eval`` mode and left as it was.
+        loss_fn: ``loss_fn(model, batch)``: the mean loss of the batch or that of each sample, or a
+            pair of the loss and, for each sample, whether it is right.
+        batches: A list of batches, a loader, or one batch. It is read once and kept in memory.
+        directions: One or two directions (see `crsam.landscape`), or the number of
+            `random_directions`.
+        x: The coordinates along the first direction. Defaults to 51 points from −1 to 1.
+        y: The coordinates along the second direction. Defaults to `x`.
+        seed: The seed of random directions.
+        batch_norm: ``"running"`` uses the statistics that the model came with. Away from the center
+            they do not fit the activations, which is part of the rise of the loss.
+            ``"recomputed"`` computes them from the batches at every point. This costs a second
+            pass and shows the effect of the weights alone.
+        at_once: The number of points that are evaluated together, by `torch.func.vmap`. `loss_fn`
+            must then do nothing with the model but call it, and autocast has no effect. It is
+            slower on a CPU. It is meant for small nets on a GPU, where most of the time is spent
+            on starting kernels.
+        file: An ``.npz`` file for the points that are done. If it exists, they are not evaluated
+            again.
+        about: Further entries for the file.
+        stop: A function that is called between points. If it returns true, the rest stays NaN.
+        group: A process group whose ranks share the points. All ranks must have the same weights
+            and data. They must have the same `file`, or files that no other process writes.
+        size_of: The number of samples of a batch. By default this is the number of losses that
+            `loss_fn` returns, or else the length of the first tensor.
+        progress: Whether to show a progress bar on a terminal.
 
     Returns:
         The surface.
@@ -97,13 +105,12 @@ def surface(
     if not 1 <= len(axes) <= 2:
         raise UserError(f"a surface has one or two directions, got {len(axes)}")
     grid = Grid.of(x, y, len(axes))
-    mean = Mean(loss_fn, batches, size_of, batch_norm)
-    with Place(model, [loss_fn], axes) as place:
-        mark = fingerprint(place, grid, mean.batches, batch_norm, at_once)
-        ranks = Ranks(group, place.device, mark)
+    with Points(model, loss_fn, batches, axes, size_of, batch_norm) as points:
+        mark = fingerprint(points, grid, at_once)
+        ranks = PointSharing(group, points.loss.device, mark)
         keeper = Keeper(file, {**(about or {}), "fingerprint": mark}, grid, ranks.is_main)
-        ranks.wait()  # until all have read what is there, or the main one might write it anew
-        keeper.check(lambda k: evaluated(mean, place, grid.points([k]))[0, 0].item())
+        ranks.wait()  # the main rank writes the file only after all ranks have read it
+        keeper.check(lambda k: evaluated(points, grid.points([k]))[0, 0].item())
         todo = [part for part in grid.parts(at_once) if keeper.lacks(part)]
         done = grid.size - sum(map(len, todo))
         shown = None if progress and ranks.is_main else False
@@ -112,8 +119,8 @@ def surface(
                 parts = todo[i : i + ranks.size]
                 mine = None
                 if ranks.rank < len(parts):
-                    mine = evaluated(mean, place, grid.points(parts[ranks.rank]))
-                stopping, found = ranks.shared(mine, at_once, stop())
+                    mine = evaluated(points, grid.points(parts[ranks.rank]))
+                stopping, found = ranks.exchange(mine, at_once, stop())
                 for part, (losses, right) in zip(parts, found):
                     keeper.take(part, losses, right)
                     advance(len(part), note=f"loss {losses[0]:.4g}")
@@ -122,12 +129,62 @@ def surface(
         return keeper.surface()
 
 
-def evaluated(mean: Mean, place: Place, points: list[tuple[float, ...]]) -> Tensor:
-    """Losses and accuracies at these points, a row each; NaN for accuracies that are not there."""
-    if len(points) == 1:
-        found = [value.view(1) for value in mean.at(place, points[0])]
+def evaluated(points: Points, coordinates: list[tuple[float, ...]]) -> Tensor:
+    """A row of losses and a row of accuracies. Unknown accuracies are NaN."""
+    if len(coordinates) == 1:
+        found = [value.view(1) for value in points.at(coordinates[0])]
     else:
-        found = mean.at_many(place, points)
+        found = points.at_many(coordinates)
     values = torch.stack(found).cpu()
-    values[0] = torch.where(values[0].isnan(), math.inf, values[0])  # NaN is: not yet evaluated
+    # A loss of NaN becomes infinite: in a surface, NaN marks a point that was not evaluated.
+    values[0] = torch.where(values[0].isnan(), math.inf, values[0])
     return values if len(values) == 2 else torch.cat([values, torch.full_like(values, math.nan)])
+
+
+class PointSharing:
+    """Splits the points over the ranks of a group.
+
+    Raises:
+        UserError: On every rank, if the ranks' fingerprints differ.
+    """
+
+    def __init__(self, group: Group, device: torch.device, fingerprint: str) -> None:
+        self.group, self.rank, self.size = group, 0, 1
+        if group is None:
+            return
+        dist = torch.distributed
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.device = device if dist.get_backend(group) == "nccl" else torch.device("cpu")
+        mine = float(int(fingerprint[:12], 16))  # exact in float64
+        bounds = torch.tensor([mine, -mine], dtype=torch.float64, device=self.device)
+        dist.all_reduce(bounds, dist.ReduceOp.MAX, group=group)
+        if bounds[0] != -bounds[1]:
+            raise UserError(
+                "the ranks do not have the same weights, directions and batches: each must have "
+                "all of them (the points are split, not the data)"
+            )
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def wait(self) -> None:
+        if self.group is not None:
+            torch.distributed.barrier(self.group)
+
+    def exchange(
+        self, mine: Tensor | None, width: int, stop: bool
+    ) -> tuple[bool, list[tuple[Array, Array]]]:
+        """Whether any rank wants to stop, and the losses and accuracies of each rank."""
+        if self.group is None:
+            assert mine is not None
+            return stop, [(mine[0].numpy(), mine[1].numpy())]
+        table = torch.zeros(self.size, 2 * width + 1, dtype=torch.float64)
+        table[self.rank, -1] = float(stop)
+        if mine is not None:
+            table[self.rank, :-1].view(2, width)[:, : mine.shape[1]] = mine
+        table = table.to(self.device)
+        torch.distributed.all_reduce(table, group=self.group)
+        table = table.cpu()
+        found = table[:, :-1].view(self.size, 2, width).numpy()
+        return bool(table[:, -1].any()), [(losses, right) for losses, right in found]

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from crsam import _tensors as tn
-from crsam._stateless import Together, everywhere
+from crsam._stateless import ModelWithLoss, with_tied_names
 from crsam.distributed import Parallel
 from crsam.optim.closures import check_real
 from crsam.optim.functional_probe import FunctionalProbe
@@ -176,7 +176,7 @@ class Functional:
                 raise replaced(f"{missing} parameters of this optimizer are not in the model")
             tensors = {name: p.detach() for name, p in named.items()}
             tensors |= {names[id(p)]: leaf for p, leaf in zip(params, leaves)}
-            state = everywhere(self.model, {**tensors, **buffers})
+            state = with_tied_names(self.model, {**tensors, **buffers})
             out = self._evaluate({f"model.{name}": t for name, t in state.items()}, self.batch)
             loss, extra = out if isinstance(out, tuple) else (out, None)
             check_real(loss)
@@ -205,7 +205,7 @@ def _apart(grads: Sequence[Tensor | None]) -> list[Tensor | None]:
 
 def _evaluation(model: nn.Module, loss_fn: LossFunction) -> _Evaluate:
     """The loss as a function of weights and buffers."""
-    wrapped = Together(model, loss_fn)
+    wrapped = ModelWithLoss(model, loss_fn)
 
     def evaluate(state: dict[str, Tensor], batch: Any) -> Tensor | tuple[Tensor, Tensor]:
         return functional_call(wrapped, state, (batch,), tie_weights=False)

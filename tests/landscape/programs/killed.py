@@ -1,7 +1,8 @@
-"""A landscape that is killed at a chosen moment: ``python killed.py MOMENT COUNT FILE``.
+"""Kills itself at a chosen moment of a landscape: ``python killed.py MOMENT COUNT FILE``.
 
-MOMENT is ``point`` (in the middle of one, the weights moved), ``write`` (half of the file written)
-or ``rename`` (just before it takes the old one's place); COUNT: which of them.
+MOMENT is ``point`` (in the middle of a point, while the weights are moved), ``write`` (half of the
+file is written) or ``rename`` (just before the new file replaces the old one). COUNT says at which
+of these moments.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from crsam.landscape import file as landscape_file
-from crsam.landscape.mean import Mean
 from landscape.test_resume import whole
+from landscape.test_surface import losses_and_right
 
 
 def main() -> None:
@@ -28,11 +29,11 @@ def main() -> None:
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    sums, fsync, replace = Mean._sums, os.fsync, Path.replace
+    fsync, replace = os.fsync, Path.replace
 
-    def evaluate(*args: Any) -> Any:
+    def loss_fn(model: Any, batch: Any) -> Any:
         at("point")
-        return sums(*args)
+        return losses_and_right(model, batch)
 
     def sync(descriptor: int) -> None:
         if left == 1:
@@ -44,11 +45,10 @@ def main() -> None:
         at("rename")
         return replace(path, target)
 
-    Mean._sums = evaluate  # type: ignore[method-assign]
     if moment == "write":
         os.fsync = sync
     Path.replace = rename  # type: ignore[method-assign,assignment]
-    whole(path)
+    whole(path, loss_fn)
 
 
 if __name__ == "__main__":

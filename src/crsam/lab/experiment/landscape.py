@@ -27,7 +27,7 @@ from crsam.lab.train.interrupt import Stopped, stoppable
 from crsam.landscape import Direction, Surface
 from crsam.landscape.file import digest_of
 from crsam.landscape.grid import Array, symmetric
-from crsam.landscape.mean import BatchNorm
+from crsam.landscape.points import BatchNorm
 from crsam.progress import bar
 
 Kind = Literal["filter", "eigenvector", "line", "plane"]

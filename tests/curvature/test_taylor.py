@@ -1,4 +1,4 @@
-"""v · H v by motion is that of the exact Hessian, and steps aside where it cannot be."""
+"""v · H v by a Taylor series is that of the exact Hessian. Other losses use the product."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from crsam import curvature
-from crsam.curvature import bend
-from crsam.curvature.mean_loss import MeanLoss
-from crsam.curvature.quadratic import ByMotion, ByProduct, Form, visit_forms
+from crsam.curvature.mean_loss import BatchLoss, MeanLoss
+from crsam.curvature.taylor import ProductForm, TaylorForm, quadratic_forms, rules
 from crsam.lab.models import ResNet
 from curvature.cases import Case, every_case, exact, images, mean_cross_entropy, mlp, vectors
 from lab.models.narrow import NARROW
@@ -25,14 +24,16 @@ def forms(case: Case, vector: Tensor | None = None) -> tuple[list[type], float]:
     kinds: list[type] = []
     total, count = 0.0, 0
     with MeanLoss(*case.given) as loss:
-        v = loss.unflat(direction(case) if vector is None else vector)
+        v = loss.unflatten(direction(case) if vector is None else vector)
+        form_of = quadratic_forms(loss)
 
-        def add(form: Form, size: int) -> None:
+        def add(batch_loss: BatchLoss) -> None:
             nonlocal total, count
+            form = form_of(batch_loss)
             kinds.append(type(form))
-            total, count = total + size * form(v).item(), count + size
+            total, count = total + batch_loss.size * form(v).item(), count + batch_loss.size
 
-        visit_forms(loss, add)
+        loss.for_each_batch(add)
     return kinds, total / count
 
 
@@ -57,7 +58,7 @@ def test_form_is_that_of_the_exact_hessian(name: str) -> None:
     case, H = exact(name)
     v = direction(case)
     kinds, found = forms(case, v)
-    assert set(kinds) == {ByMotion}
+    assert set(kinds) == {TaylorForm}
     assert found == pytest.approx((v @ H @ v).item(), rel=1e-9, abs=1e-11)
 
 
@@ -139,7 +140,7 @@ def test_form_is_that_of_the_product_on_all_kinds_of_layers(name: str) -> None:
     case = NETS[name]()
     case.model.double()
     kinds, found = forms(case)
-    assert set(kinds) == {ByMotion}
+    assert set(kinds) == {TaylorForm}
     assert found == pytest.approx(by_product(case), rel=1e-8)
 
 
@@ -156,7 +157,7 @@ def with_constants(model: nn.Module, batch: Any) -> Tensor:
 def test_what_is_detached_does_not_move() -> None:
     case = Case(mlp(), vectors((5, 3)), with_constants)
     kinds, found = forms(case)
-    assert set(kinds) == {ByMotion}
+    assert set(kinds) == {TaylorForm}
     assert found == pytest.approx(by_product(case), rel=1e-10)
 
 
@@ -199,7 +200,7 @@ def spectral(model: nn.Module, batch: Any) -> Tensor:
 def test_what_cannot_be_recorded_goes_through_the_product(loss_fn: Any) -> None:
     case = Case(mlp(), vectors((5, 3)), loss_fn)
     kinds, found = forms(case)
-    assert set(kinds) == {ByProduct}
+    assert set(kinds) == {ProductForm}
     assert found == pytest.approx(by_product(case), rel=1e-10)
 
 
@@ -219,7 +220,7 @@ def noisy(model: nn.Module, batch: Any) -> Tensor:
 def test_what_is_drawn_is_drawn_once() -> None:
     case = Case(mlp(), vectors((5, 3)), noisy)
     kinds, found = forms(case)
-    assert set(kinds) == {ByMotion}
+    assert set(kinds) == {TaylorForm}
     assert found == pytest.approx(by_product(case), rel=1e-10)
 
 
@@ -237,29 +238,31 @@ def test_a_large_mean_does_not_drown_batch_norm(training: bool) -> None:
     assert found == pytest.approx(forms(exactly)[1], rel=2e-3)
 
 
-def test_a_rule_with_a_wrong_bend_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(operation: Any, motion: Any) -> Any:
-        tangents, bent = bend.product_and_sum(operation, motion)
-        return tangents, None if bent is None else 1.01 * bent
+def test_a_rule_with_a_wrong_second_derivative_is_not_trusted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def wrong(operation: Any, line: Any) -> Any:
+        tangents, second = rules.product_and_sum(operation, line)
+        return tangents, None if second is None else 1.01 * second
 
     case, H = exact("mlp")
     v = direction(case)
-    monkeypatch.setitem(bend.RULES, torch.ops.aten.addmm.default, wrong)
+    monkeypatch.setitem(rules.RULES, torch.ops.aten.addmm.default, wrong)
     kinds, found = forms(case, v)
-    assert set(kinds) == {ByProduct}
+    assert set(kinds) == {ProductForm}
     assert found == pytest.approx((v @ H @ v).item(), rel=1e-10)
 
 
-def test_a_rule_with_a_wrong_tangent_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(operation: Any, motion: Any) -> Any:
-        (tangent,), bent = bend.product_and_sum(operation, motion)
-        return [1.01 * tangent], bent
+def test_a_rule_with_a_wrong_tangent_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(operation: Any, line: Any) -> Any:
+        (tangent,), second = rules.product_and_sum(operation, line)
+        return [1.01 * tangent], second
 
     case, H = exact("mlp")
     v = direction(case)
-    monkeypatch.setitem(bend.RULES, torch.ops.aten.addmm.default, wrong)
+    monkeypatch.setitem(rules.RULES, torch.ops.aten.addmm.default, wrong)
     kinds, found = forms(case, v)
-    assert set(kinds) == {ByProduct}
+    assert set(kinds) == {ProductForm}
     assert found == pytest.approx((v @ H @ v).item(), rel=1e-10)
 
 
@@ -268,5 +271,5 @@ def test_every_model_of_ours_takes_the_fast_way(name: str) -> None:
     narrow = NARROW[name]
     case = Case(narrow.settled(torch.float64), [narrow.batch(torch.float64, num=2)])
     kinds, found = forms(case)
-    assert kinds == [ByMotion]
+    assert kinds == [TaylorForm]
     assert found == pytest.approx(by_product(case), rel=1e-8)
