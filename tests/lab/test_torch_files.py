@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from crsam.errors import UserError
 from crsam.lab import _torch_files
 from crsam.lab._torch_files import Damaged, read
 
@@ -135,3 +137,9 @@ def test_writing_to_what_was_read_leaves_the_file(tmp_path: Path) -> None:
     whole = path.read_bytes()
     read(path)["large"].zero_()
     assert path.read_bytes() == whole
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "c.pt")
+    with pytest.raises(UserError, match=r"c\.pt: it is a pipe"):
+        read(tmp_path / "c.pt")

@@ -65,6 +65,8 @@ def read(path: Path, device: torch.device | str = "cpu", *, legacy: bool = False
         Exception: What `torch.load` raises for a whole file that it refuses.
     """
     try:
+        if path.is_fifo():  # opening it would wait for a writer
+            raise UserError(f"cannot read {path}: it is a pipe")
         file = path.open("rb")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error

@@ -13,7 +13,7 @@ from crsam.lab.cli import app
 from crsam.lab.experiment.comparison import compare
 from crsam.lab.experiment.fair.conduct import conduct
 from crsam.lab.experiment.fair.file import load_study
-from crsam.lab.experiment.occupied import check_free
+from crsam.lab.experiment.occupied import check_apart, check_free
 from crsam.lab.experiment.run import run
 from crsam.lab.experiment.sweep import sweep
 from lab.data.photos import write_photos
@@ -124,3 +124,24 @@ def test_a_file_in_the_way_is_named(command: str, below: str, tmp_path: Path) ->
     assert isinstance(done.exception, UserError)
     assert str(done.exception).startswith(f"{photo} is a file, so {photo / below} cannot be a fol")
     assert photo.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("out", ["", "new", "ant/new", "split/train/new", "split/val/ant/new"])
+def test_a_run_among_the_classes_of_its_images_is_refused(tmp_path: Path, out: str) -> None:
+    """The next run would take it for a class."""
+    photos = write_photos(tmp_path / "split", train=2, val=1)
+    root = photos if "split" in out else photos / "train"
+    folder = root / out.removeprefix("split/")
+    before = content(photos)
+    words = ["data.name=folder", f"data.root={root}"]
+    with pytest.raises(UserError, match=r"outside|holds what crsam has not"):
+        run(tiny(*words), folder, lines=False)
+    assert content(photos) == before
+    assert out == "" or not folder.exists()
+
+
+def test_a_run_may_lie_beside_the_splits(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", train=2, val=1)
+    check_apart(photos / "runs", photos)
+    check_apart(tmp_path / "runs", photos / "train")
+    check_apart(tmp_path / "runs", tmp_path / "nowhere")

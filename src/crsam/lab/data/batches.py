@@ -131,7 +131,8 @@ class Batches:
     ) -> None:
         if len(images) < batch_size:
             raise UserError(
-                f"train.batch_size is {batch_size}, but there are {len(images)} training images"
+                f"train.batch_size is {batch_size}, but there are {len(images)} training images: "
+                f"set it to at most {len(images)}"
             )
         if batch_size % world_size:
             raise UserError(

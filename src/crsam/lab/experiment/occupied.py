@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from crsam.errors import UserError
+from crsam.lab.data.listing import holds_classes
 
 MARKS = (".lock", ".study", ".summary", "recipe.toml", "comparison.json", "study.json",
          "sweep.toml")  # fmt: skip
@@ -14,6 +15,8 @@ RUNS_BELOW = ("*/seed*", "*/sweep", "choose/*/*/seed*", "final/*/seed*", "equal-
 
 A comparison that was killed leaves nothing else.
 """
+SPLITS = ("train", "val", "test")
+"""Folders in which each folder is a class of images."""
 NOTES = (".log", ".out", ".err", ".txt", ".toml", ".md", ".sh", ".html")
 """Suffixes of files that people put beside a run. A shell opens its log before the run begins."""
 
@@ -47,6 +50,19 @@ def check_free(folder: Path) -> None:
         f"{folder} holds what crsam has not written ({shown}): give a new or an empty folder, such "
         f"as --out {free}"
     )
+
+
+def check_apart(folder: Path, root: Path) -> None:
+    """Raises UserError if a run in `folder` would be taken for a class of the images in `root`."""
+    inside, around = folder.expanduser().resolve(), root.expanduser().resolve()
+    if not inside.is_relative_to(around):
+        return
+    first = inside.relative_to(around).parts[:1]
+    if holds_classes(around) or (first and first[0] in SPLITS and (around / first[0]).is_dir()):
+        raise UserError(
+            f"{folder} is among the images of data.root = {str(root)!r}, where a folder is a "
+            "class: give --out a folder outside"
+        )
 
 
 def _may_stay(entry: Path) -> bool:

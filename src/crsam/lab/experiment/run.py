@@ -11,6 +11,7 @@ from crsam.lab.experiment.environment import environment
 from crsam.lab.experiment.folder import RunFolder
 from crsam.lab.experiment.journal import Journal, Result, Watch
 from crsam.lab.experiment.measure import check_metrics
+from crsam.lab.experiment.occupied import check_apart
 from crsam.lab.experiment.recipe import Recipe, uses_own
 from crsam.lab.experiment.restore import (
     DATA_FILE,
@@ -65,6 +66,8 @@ def run(
     place = RunFolder(folder)
     with ExitStack() as stack:
         if world.is_main:
+            if recipe.data.name == "folder":
+                check_apart(place.path, Path(recipe.data.root))
             stack.enter_context(place.claim())
             try:
                 place.check(recipe, fresh)

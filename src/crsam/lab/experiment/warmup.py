@@ -60,7 +60,8 @@ def planned(recipe: Recipe, methods: Iterable[str]) -> list[str]:
     num, train = num_train(recipe), recipe.train
     each = 0 if num is None or num < train.batch_size else steps_an_epoch(num, train.batch_size)
     steps = train.epochs * each
-    found = [f"{train.epochs} epochs of {each} steps: {steps} steps"] if steps else []
+    epochs = f"{train.epochs} epoch{'s' * (train.epochs != 1)}"
+    found = [f"{epochs} of {each} steps: {steps} steps"] if steps else []
     for name in methods:
         one = replace(recipe, method=name)
         if one.method == one.optimizer.name:
