@@ -58,7 +58,7 @@ def kill_and_go_on(
 ) -> None:
     command = [sys.executable, HERE / "programs/killed.py", moment, str(count), tmp_path, *OPTIONS]
     sources = os.environ.get("PYTHONPATH", "")
-    paths = {**os.environ, "PYTHONPATH": f"{HERE.parent}:{sources}", **environment}
+    paths = {**os.environ, "PYTHONPATH": f"{HERE.parents[1]}:{sources}", **environment}
     ended = subprocess.run(command, env=paths, capture_output=True, text=True, timeout=120)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert not (tmp_path / "result.json").exists()

@@ -155,7 +155,7 @@ def test_a_stopped_trial_goes_on_in_its_folder(tmp_path: Path, monkeypatch: Any)
 
 def worker(folder: Path, trials: int, *more: str) -> subprocess.Popen[str]:
     command = [sys.executable, str(HERE / "programs/sweeper.py"), str(folder), str(trials), *more]
-    paths = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
         command, env={**os.environ, "PYTHONPATH": paths}, stderr=subprocess.PIPE, text=True
     )
