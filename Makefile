@@ -73,6 +73,7 @@ docs-serve: $(VENV)/.docs  ## the site, live on localhost
 
 bench: $(VENV)/.bench  ## cost of a step on this CPU
 	$(BIN)/python benchmarks/step_cost.py
+	$(BIN)/python benchmarks/small_nets.py
 
 clean:  ## remove everything that can be made again
 	rm -rf $(VENV) $(TIMM_VENV) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,14 +14,14 @@ from torch.nn import functional as F
 from torch.optim import SGD, AdamW
 
 import crsam
+from crsam.graph.captured import CannotCapture, Captured, capture_blocker
 from crsam.lab.data.batches import Batch
 from crsam.lab.models import ResNet
 from crsam.lab.train import captured as train_captured
 from crsam.lab.train.captured import CapturedStep
 from crsam.lab.train.step import EagerStep
-from crsam.optim.captured import CannotCapture, Captured, why_not
 from crsam.optim.functional import Functional
-from crsam.optim.ways import WAYS
+from crsam.optim.pass_strategies import STRATEGIES
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 METHODS: dict[str, dict[str, Any]] = {
@@ -157,7 +157,7 @@ def narrow(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 @gpu
 @pytest.mark.filterwarnings(r"ignore:\s*Online softmax")  # torch 2.11 tells of its own decisions
 @pytest.mark.parametrize("every", [1, 2])
-@pytest.mark.parametrize("kept", WAYS)
+@pytest.mark.parametrize("kept", STRATEGIES)
 def test_each_way_trains_as_eager_steps_do(kept: str, every: int, monkeypatch: Any) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
@@ -165,7 +165,9 @@ def test_each_way_trains_as_eager_steps_do(kept: str, every: int, monkeypatch: A
     def run(is_captured: bool) -> tuple[Any, ...]:
         model = net().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         optimizer = optimizer_of("crsam", model, rho=0.1, warmup=0, every=every)
-        compile = is_captured and every == 1 and WAYS[kept].num_choices is not None  # takes seconds
+        compile = (
+            is_captured and every == 1 and STRATEGIES[kept].num_choices is not None
+        )  # takes seconds
         functional = Functional(model, narrow, autocast=torch.bfloat16, compile=compile)
         functional.batch = batch_of(0)
         if not is_captured:
@@ -174,7 +176,7 @@ def test_each_way_trains_as_eager_steps_do(kept: str, every: int, monkeypatch: A
 
         def time(_: Any) -> float:
             timed.append(functional.way)
-            return float(functional.way != WAYS[kept])
+            return float(functional.way != STRATEGIES[kept])
 
         monkeypatch.setattr(captured, "_time", time)
         return optimizer, functional, captured.step
@@ -183,8 +185,8 @@ def test_each_way_trains_as_eager_steps_do(kept: str, every: int, monkeypatch: A
     expected = train(*run(False), 0, 30)
     optimizer, functional, step = run(True)
     losses = train(optimizer, functional, step, 0, 30)
-    assert timed == list(WAYS.values())
-    assert functional.way == WAYS[kept]
+    assert timed == list(STRATEGIES.values())
+    assert functional.way == STRATEGIES[kept]
     # On a CPU, a change of 1e-4 in the first weights leads to 0.65 and 0.43 of these.
     assert losses == pytest.approx(expected, rel=0.05 * every, abs=0.03 * every)
     assert losses[-1] < 0.8 * losses[0]
@@ -253,15 +255,15 @@ def test_nothing_waits_for_the_device() -> None:
 
 def test_what_cannot_be_captured_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     model = net("cpu")
-    assert "CUDA" in str(why_not(SGD(model.parameters(), lr=0.1)))
-    assert "ByGradientNorm" in str(why_not(optimizer_of("aesam", model)))
+    assert "CUDA" in str(capture_blocker(SGD(model.parameters(), lr=0.1)))
+    assert "ByGradientNorm" in str(capture_blocker(optimizer_of("aesam", model)))
     for name in ("esam", "ssam"):
-        assert "on the host" in str(why_not(optimizer_of(name, model)))
+        assert "on the host" in str(capture_blocker(optimizer_of(name, model)))
     with pytest.raises(CannotCapture, match="the parameters are not on a CUDA"):
         Captured(SGD(model.parameters(), lr=0.1), Functional(model, loss_fn))
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    assert why_not(optimizer_of("sam", model)) == "there are several processes"
+    assert capture_blocker(optimizer_of("sam", model)) == "there are several processes"
 
 
 def curve(method: str, captured: bool, order: int) -> list[float]:

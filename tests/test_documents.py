@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import re
+import shlex
 import statistics
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,6 +42,7 @@ import torch, crsam
 from torch import nn
 from torch.nn import functional as F
 from crsam.optim import Adaptive, Curvature, EveryK
+torch.manual_seed(0)  # one seed in fifty has a trace that 20 probes do not tell from 0
 body, head = nn.Linear(5, 8), nn.Linear(8, 3)
 model = nn.Sequential(body, nn.BatchNorm1d(8), nn.ReLU(), head)
 body, head = list(body.parameters()), list(head.parameters())
@@ -190,6 +194,45 @@ def test_tables_are_those_of_the_results() -> None:
         accuracy, sharpness = row["test_accuracy"], row["sharpness"]["mean"]
         assert f"| {accuracy['mean']:.2f} ± {accuracy['std']:.2f} % |" in readme
         assert f"| {row['gradient_norm']['mean']:.3g} | {sharpness:.3g} |" in readme
+
+
+def with_error(values: list[float], digits: int) -> str:
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return f"{statistics.mean(values):.{digits}f} ± {error:.{digits}f}"
+
+
+def test_the_ratios_of_digits_are_those_of_their_command() -> None:
+    page = (ROOT / "docs/measuring.md").read_text()
+    story = page.partition("\n## Through training")[2].partition("\n## ")[0]
+    first, bound = (
+        json.loads((ROOT / f"results/geometry_digits{more}.json").read_text())
+        for more in ("", "_trust_0.5")
+    )
+    (block,) = re.findall(r"```bash\n(.*?)```", story, re.DOTALL)
+    for word in shlex.split(block.replace("\\\n", ""))[1:]:
+        assert word in shlex.split(first["command"]), word
+    names = {"sgd": "SGD", "sam": "SAM", "crsam": "CR-SAM"}
+    shown = [(epoch, names[method], runs)
+             for epoch, methods in first["epochs"].items()
+             for method, runs in methods.items()]  # fmt: skip
+    shown.append(("40", "CR-SAM, trust 0.5", bound["epochs"]["40"]["crsam"]))
+    for epoch, name, runs in shown:
+        (line,) = re.findall(rf"^\| {epoch} \| {name} \|.*$", story, re.MULTILINE)
+        ratio, of_means = line.strip("| ").split(" | ")[-2:]
+        digits = len(ratio.split(" ")[0].partition(".")[2])
+        assert ratio == with_error([run["approximation_ratio"] for run in runs], digits)
+        means = [run["approximation_ratio_of_means"] for run in runs]
+        assert of_means == with_error(means, 3)
+    left_out = [run["approximation_ratio_left_out"] for _, _, runs in shown for run in runs]
+    assert f"leaves out {min(left_out)} to {max(left_out)} of the 1,437 images" in story
+    last, key = first["epochs"]["40"], "approximation_ratio_of_means"
+    for runs in (last["crsam"], bound["epochs"]["40"]["crsam"]):
+        ahead = [one[key] - other[key] for one, other in zip(runs, last["sam"], strict=True)]
+        assert f"+{with_error(ahead, 3)}" in story
+    answers = told("The questions")
+    for method in ("sam", "crsam", "sgd"):
+        mean = statistics.mean(run[key] for run in last[method])
+        assert f"{mean:.2f} with {names[method]}" in answers
 
 
 def test_the_study_of_the_docs_is_the_one_of_the_results() -> None:
@@ -553,6 +596,54 @@ def test_two_hundred_epochs_are_told_as_their_summary_has_them() -> None:
         traces = [value for value in epochs["measure_normalized_trace"] if value is not None]
         assert " | ".join(f"{value:,.0f}" for value in traces) in told
         assert accuracy in readme or run["contestant"] == "SAM at 0.1"
+
+
+def test_cifar_100_is_told_as_far_as_its_summary_goes() -> None:
+    section, readme = told("CIFAR-100"), (ROOT / "README.md").read_text()
+    summary = json.loads((ROOT / "results/cifar100_paper.json").read_text())
+    assert summary["is_complete"] == ("still to come" not in section)
+    assert f"{len(summary['runs'])} of the 15 runs are done" in section
+    paper = tomllib.loads((ROOT / "src/crsam/lab/experiment/paper.toml").read_text())
+    theirs = paper["cifar"]["resnet18"]["cifar100"]["basic"]
+    keys = {"SGD": "sgd", "SAM": "sam", "CR-SAM log": "crsam"}
+    runs = {run["contestant"]: run for run in summary["runs"]}
+    for row in summary["verdict"]["rows"]:
+        name = row["contestant"]
+        rho, run = summary["options"][name].get("rho", ""), runs[name]
+        printed = "{:.2f} ± {:.2f}".format(*theirs[keys[name]]) if name in keys else ""
+        time = f"{row['time']:.1f}×".replace("1.0×", "1×")
+        losses = f"{run['test_loss']:.4f} | {run['epochs']['train_loss'][-1]:.4f} |"
+        cells = f"{rho} | {time} | {run['test_accuracy']:.2f} | {printed} | {losses}"
+        assert re.sub(" +", " ", f"| {name} | {cells}") in section
+        measured = [row["figures"][f"{key}, {split}"]["mean"]
+                    for key in MEASURED
+                    for split in ("train", "test")]  # fmt: skip
+        (line,) = re.findall(
+            rf"^\| {name} \| ([\d.,]+(?: \| [\d.,]+){{7}}) \|$", section, re.MULTILINE
+        )
+        for cell, value in zip(line.split(" | "), measured, strict=True):
+            assert cell == f"{value:,.{len(cell.partition('.')[2])}f}", name
+        assert f"| {run['test_accuracy']:.2f} |" in readme
+    accuracy = {name: run["test_accuracy"] for name, run in runs.items()}
+    log = accuracy["CR-SAM log"]
+    assert f"{log - accuracy['SAM']:.2f} points ahead of SAM at the paper's radii" in section
+    assert f"{accuracy['SAM at 0.15'] - log:.2f} behind SAM at its own" in section
+    off = {name: accuracy[name] - theirs[key][0] for name, key in keys.items()}
+    assert f"end {off['SGD']:.2f} and {off['SAM']:.2f} points above" in section
+    assert f"CR-SAM {-off['CR-SAM log']:.2f} below" in section
+
+
+def test_the_names_in_the_docs_exist() -> None:
+    """So a module that moves takes its pages along."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("examples/*.py")]
+    made = {"crsam.SignSAM", "crsam.optim.ascent.sign"}  # docs/adding_a_method.md makes them
+    for page in pages:
+        for name in re.findall(r"(?<![\w./-])crsam(?:\.[A-Za-z_]\w*)+", page.read_text()):
+            if not name.endswith(".md") and name not in made:
+                try:
+                    pkgutil.resolve_name(name)
+                except (AttributeError, ImportError):
+                    pytest.fail(f"{page.name}: there is no {name}")
 
 
 def test_the_options_of_methods_are_shown_with_their_defaults() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from crsam import _tensors as tn
-from crsam.optim.step import times
+from crsam.optim.context import times
 
 settings.register_profile("first calls are slow", deadline=None)
 settings.load_profile("first calls are slow")

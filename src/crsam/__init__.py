@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from crsam import curvature, integrations, lab, landscape, optim
+    from crsam import curvature, graph, integrations, lab, landscape, optim
     from crsam.losses import MESA, SAF
-    from crsam.optim.closure import MicroBatches, PerSample
+    from crsam.optim.closures import MicroBatches, PerSample
     from crsam.optim.methods import (
         AESAM,
         ASAM,
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
         GradientNormPenalty,
         LookSAM,
     )
+    from crsam.optim.optimizer import SharpnessAware
     from crsam.optim.registry import make, methods, register
-    from crsam.optim.sharpness import SharpnessAware
 
 __version__ = "0.1.0"
 
@@ -52,6 +52,7 @@ __all__ = [
     "PerSample",
     "SharpnessAware",
     "curvature",
+    "graph",
     "integrations",
     "lab",
     "landscape",
@@ -61,13 +62,13 @@ __all__ = [
     "register",
 ]
 
-_PACKAGES = ("curvature", "integrations", "lab", "landscape", "optim")
+_PACKAGES = ("curvature", "graph", "integrations", "lab", "landscape", "optim")
 _MODULE_OF = {
     "MESA": "crsam.losses",
     "SAF": "crsam.losses",
-    "MicroBatches": "crsam.optim.closure",
-    "PerSample": "crsam.optim.closure",
-    "SharpnessAware": "crsam.optim.sharpness",
+    "MicroBatches": "crsam.optim.closures",
+    "PerSample": "crsam.optim.closures",
+    "SharpnessAware": "crsam.optim.optimizer",
     "make": "crsam.optim.registry",
     "methods": "crsam.optim.registry",
     "register": "crsam.optim.registry",

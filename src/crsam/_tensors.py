@@ -9,6 +9,7 @@ processes, each works on its own part; norms and products are those of the whole
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
@@ -19,9 +20,6 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 
-from crsam import _sharded
-from crsam._sharded import local
-
 P = ParamSpec("P")
 T = TypeVar("T")
 Tensors = list[Tensor]
@@ -29,9 +27,15 @@ Scale = float | Tensor | list[Any]
 """A factor for a list of tensors: one for all, or one for each (all numbers or all 0-d tensors)."""
 
 
+_WIDE = {torch.float32, torch.float64}
+
+
 def wide_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
-    """The dtype in which sums over `tensors` are kept: never narrower than float32."""
-    return reduce(torch.promote_types, {t.dtype for t in tensors}, torch.float32)
+    """Returns the dtype in which sums over `tensors` are kept: never narrower than float32."""
+    kinds = {t.dtype for t in tensors}
+    if kinds <= _WIDE and len(kinds) == 1:
+        return kinds.pop()
+    return reduce(torch.promote_types, kinds, torch.float32)
 
 
 _fusing = False
@@ -108,7 +112,9 @@ def copied(tensors: Tensors) -> Tensors:
 
 
 def as_wide_as(others: Sequence[Tensor], tensors: Tensors) -> Tensors:
-    """`tensors`, each in the dtype of its counterpart."""
+    """Returns `tensors`, each in the dtype of its counterpart."""
+    if all(t.dtype is other.dtype for t, other in zip(tensors, others, strict=True)):
+        return tensors
     return [t.to(other.dtype) for t, other in zip(tensors, others, strict=True)]
 
 
@@ -148,15 +154,18 @@ def norms(tensors: Sequence[Tensor]) -> Tensor:
     """The L2 norm of each tensor, as one vector."""
     wide = wide_dtype(tensors)
     own = torch.stack(_own_norms(local(tensors), wide))
-    if not any(map(_sharded.is_sharded, tensors)):
+    if not any_sharded(tensors):
         return own
     # In float64, where the square of no float32 overflows or vanishes.
-    return _sharded.sum_over_parts(own.double().square(), tensors).sqrt().to(wide)
+    return sum_over_parts(own.double().square(), tensors).sqrt().to(wide)
 
 
 def _own_norms(tensors: Tensors, dtype: torch.dtype) -> Tensors:
+    kinds = {t.dtype: None for t in tensors}
+    if len(kinds) == 1:
+        return list(torch._foreach_norm(tensors, 2, dtype=dtype))
     found: dict[int, Tensor] = {}
-    for alike in {t.dtype: None for t in tensors}:  # of mixed dtypes torch would take one by one
+    for alike in kinds:  # of mixed dtypes torch would take one by one
         places = [i for i, t in enumerate(tensors) if t.dtype == alike]
         lengths = torch._foreach_norm([tensors[i] for i in places], 2, dtype=dtype)
         found |= dict(zip(places, lengths))
@@ -179,13 +188,12 @@ def clip_(tensors: Tensors, max_norm: float) -> Tensor:
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     wide = wide_dtype(a)
     products = [(x.to(wide) * y).sum() for x, y in zip(local(a), local(b), strict=True)]
-    return _sharded.sum_over_parts(torch.stack(products), a).sum()
+    return sum_over_parts(torch.stack(products), a).sum()
 
 
 def safe_reciprocal(x: Tensor) -> Tensor:
     """``1/x``, and 0 where that is not finite: no direction is no move, rather than NaN."""
-    inverse = 1.0 / x
-    return torch.where(inverse.isfinite(), inverse, 0.0)
+    return torch.nan_to_num(1.0 / x, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def top_mask(scores: Sequence[Tensor], count: int) -> Tensors:
@@ -193,12 +201,12 @@ def top_mask(scores: Sequence[Tensor], count: int) -> Tensors:
 
     Every process sees all scores, so that equals are told apart alike, however they are spread.
     """
-    flat = torch.cat([_sharded.full(s).reshape(-1) for s in scores])
+    flat = torch.cat([full(s).reshape(-1) for s in scores])
     mask = torch.zeros_like(flat, dtype=torch.bool)
     mask.index_fill_(0, flat.topk(count, sorted=False).indices, True)
     sizes = [s.numel() for s in scores]
     whole = (m.view(s.shape) for m, s in zip(torch.split(mask, sizes), scores, strict=True))
-    return [_sharded.laid_out_as(s, m) for m, s in zip(whole, scores)]
+    return [laid_out_as(s, m) for m, s in zip(whole, scores)]
 
 
 def unscale_(tensors: Sequence[Tensor], inverse: Tensor, overflow: Tensor) -> None:
@@ -208,3 +216,93 @@ def unscale_(tensors: Sequence[Tensor], inverse: Tensor, overflow: Tensor) -> No
         alike.setdefault(tensor.dtype, []).append(tensor)
     for some in alike.values():
         torch._amp_foreach_non_finite_check_and_unscale_(some, overflow, inverse)
+
+
+def _never() -> bool:
+    return False
+
+
+may_be_sharded: Callable[[], bool] = (
+    torch.distributed.is_initialized if torch.distributed.is_available() else _never
+)
+"""Whether this process works with others at all."""
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Returns whether other processes may hold parts of a tensor."""
+    return may_be_sharded() and (kind := _sharded_kind()) is not None and isinstance(tensor, kind)
+
+
+def any_sharded(tensors: Sequence[Tensor]) -> bool:
+    """Returns whether other processes may hold parts of one of the tensors."""
+    kind = _sharded_kind()
+    return kind is not None and any(isinstance(t, kind) for t in tensors)
+
+
+def local(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Returns this process's part of each tensor: a view that can be written to."""
+    if not may_be_sharded() or (kind := _sharded_kind()) is None:
+        return tensors if isinstance(tensors, list) else list(tensors)
+    return [t.to_local() if isinstance(t, kind) else t for t in tensors]
+
+
+def _sharded_kind() -> Any:
+    """Returns the class of sharded tensors. None: nobody can have made one in this process."""
+    if not may_be_sharded():
+        return None
+    module = sys.modules.get("torch.distributed.tensor")  # whoever makes one has imported it
+    return None if module is None else module.DTensor
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole tensor, on every process."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def laid_out_as(like: Tensor, tensor: Tensor) -> Tensor:
+    """The whole `tensor`, which every process has, cut as `like` is."""
+    if not is_sharded(like):
+        return tensor
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    if not is_sharded(tensor):
+        whole = [Replicate()] * mesh.ndim
+        tensor = DTensor.from_local(tensor, mesh, whole, run_check=False)
+    return tensor.redistribute(placements=placements)  # type: ignore[attr-defined]
+
+
+def spread_along(like: Tensor, tensor: Tensor) -> Tensor:
+    """`tensor`, which is `like` with some dimensions shrunk to 1, cut along the others as it is."""
+    if not is_sharded(like):
+        return tensor
+    from torch.distributed.tensor import Replicate
+
+    placements = [
+        Replicate() if placement.is_shard() and tensor.shape[placement.dim] == 1 else placement
+        for placement in like.placements  # type: ignore[attr-defined]
+    ]
+    return tensor.redistribute(placements=placements)  # type: ignore[attr-defined]
+
+
+def sum_over_parts(values: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    """One value a tensor, each summed over the processes that hold parts of that tensor.
+
+    One message for each dimension of a mesh, whatever the number of tensors.
+    """
+    where: dict[tuple[Any, int], list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        if is_sharded(tensor):
+            for dim, placement in enumerate(tensor.placements):  # type: ignore[attr-defined]
+                assert not placement.is_partial(), "a sum that was never taken"
+                if not placement.is_replicate():
+                    where.setdefault((tensor.device_mesh, dim), []).append(i)  # type: ignore[attr-defined]
+    for (mesh, dim), positions in where.items():
+        of_all = len(positions) == len(tensors)
+        some = values.contiguous() if of_all else values[positions]
+        torch.distributed.all_reduce(some, group=mesh.get_group(dim))
+        if of_all:
+            values = some
+        else:
+            values[positions] = some
+    return values

@@ -19,7 +19,7 @@ from two_ranks import found_by_two_ranks
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo"
 )
-WAYS: list[dict[str, Any]] = [
+STRATEGIES: list[dict[str, Any]] = [
     {},
     {"x": [-1.0, 0.0, 1.0], "directions": 1},  # an odd number of points
     {"at_once": 3},
@@ -36,7 +36,7 @@ def on_rank(rank: int, folder: Path) -> dict[str, Any]:
         calls.append(1)
         return losses_and_right(model, batch)
 
-    found: dict[str, Any] = {"surfaces": [vars(whole(group=group, **way)) for way in WAYS]}
+    found: dict[str, Any] = {"surfaces": [vars(whole(group=group, **way)) for way in STRATEGIES]}
     stop = [rank == 1 and n == 2 for n in range(9)]  # one rank is asked, both stop
     part = whole(file, group=group, stop=lambda: stop.pop(0))
     found["stopped"] = int(np.isnan(part.loss).sum())
@@ -55,7 +55,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_every_rank_gets_the_array_of_one_process(ranks: list[dict[str, Any]]) -> None:
-    for k, way in enumerate(WAYS):
+    for k, way in enumerate(STRATEGIES):
         alone = whole(**way)
         for each in ranks:
             same(alone, landscape.Surface(**each["surfaces"][k]))

@@ -34,7 +34,7 @@ from crsam.optim import (
     PartOfBatch,
     Probe,
     RandomTensors,
-    Step,
+    StepContext,
     Weighted,
 )
 
@@ -477,10 +477,10 @@ def test_parts_that_cannot_go_together_are_refused_with_the_reason(model: nn.Mod
 
 def test_parts_that_share_a_name_are_refused(model: nn.Module) -> None:
     class Clashing(Ascent):
-        hyper = ("alpha",)
+        group_options = ("alpha",)
         alpha = 0.1
 
-        def __call__(self, *args: Any) -> Any: ...
+        def offset(self, *args: Any) -> Any: ...
 
     del Ascent.registered["Clashing"]  # not for the battery
     with pytest.raises(ValueError, match="share the name"):
@@ -529,14 +529,14 @@ def test_a_base_may_take_steps_of_its_own_between_ours(model: nn.Module, how: st
 
 def test_a_schedule_may_follow_what_it_has_kept_again(model: nn.Module) -> None:
     class _Again(EveryK):  # a name with _ is not entered among the parts
-        memory = ("last",)
+        tensor_state = ("last",)
 
-        def paid(self, step: Step, g_0: Any, surrogate: Any) -> Any:
-            step.keep("last", surrogate)
+        def after_full_step(self, context: StepContext, g_0: Any, surrogate: Any) -> Any:
+            context.keep("last", surrogate)
             return surrogate
 
-        def unpaid(self, step: Step, grads: Any) -> Any:
-            return step.recall("last")
+        def after_cheap_step(self, context: StepContext, grads: Any) -> Any:
+            return context.recall("last")
 
     opt = crsam.SharpnessAware(sgd(model), Gradient(), None, _Again(3))
     for _ in range(4):
@@ -591,23 +591,23 @@ def test_groups_that_came_in_through_the_base(model: nn.Module, way: str) -> Non
 class _Momentum(Ascent):  # a name with _ is not entered among the parts
     rho: float = 0.1
     lists: bool = True
-    hyper: ClassVar[tuple[str, ...]] = ("rho",)
+    group_options: ClassVar[tuple[str, ...]] = ("rho",)
 
     @property
-    def memory(self) -> tuple[str, ...]:  # type: ignore[override]
+    def tensor_state(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("slow",) if self.lists else ()
 
-    def __call__(self, step: Step, center: Evaluation, probe: Probe) -> Offset:
-        old = step.recall("slow") or [torch.zeros_like(p) for p in step.params]
+    def offset(self, context: StepContext, center: Evaluation, probe: Probe) -> Offset:
+        old = context.recall("slow") or [torch.zeros_like(p) for p in context.params]
         slow = [0.9 * o + g for o, g in zip(old, center.grads, strict=True)]
-        step.keep("slow", slow)
-        return Offset(slow, step.hyper("rho"))
+        context.keep("slow", slow)
+        return Offset(slow, context.option("rho"))
 
 
 def test_what_a_part_keeps_must_be_in_its_memory(model: nn.Module) -> None:
     opt = crsam.SharpnessAware(sgd(model), _Momentum(lists=False))
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(RuntimeError, match="keeps 'slow', which is not in its memory"):
+    with pytest.raises(RuntimeError, match="keeps 'slow', which is not in its tensor_state"):
         opt.step(lambda: backward(loss_of(model)))
     assert all(map(torch.equal, before.values(), model.state_dict().values()))
 
@@ -620,7 +620,7 @@ def test_a_part_may_climb_along_the_list_that_it_keeps(model: nn.Module) -> None
     g_0 = torch.autograd.grad(loss_of(model), list(model.parameters()))
     first.step(lambda: backward(loss_of(model)))
     for p, g in zip(model.parameters(), g_0, strict=True):
-        torch.testing.assert_close(first._memory[p]["slow"], g)
+        torch.testing.assert_close(first.tensor_state[p]["slow"], g)
     for opt in later:
         opt.step(lambda: backward(loss_of(model)))
         opt.step(lambda: backward(loss_of(model)))
@@ -629,10 +629,10 @@ def test_a_part_may_climb_along_the_list_that_it_keeps(model: nn.Module) -> None
 @dataclasses.dataclass(frozen=True)
 class _AlongTheGradient(Ascent):
     rho: float = 0.1
-    hyper: ClassVar[tuple[str, ...]] = ("rho",)
+    group_options: ClassVar[tuple[str, ...]] = ("rho",)
 
-    def __call__(self, step: Step, center: Evaluation, probe: Probe) -> Offset:
-        return Offset(center.grads, step.radius_over(step.grad_norm))
+    def offset(self, context: StepContext, center: Evaluation, probe: Probe) -> Offset:
+        return Offset(center.grads, context.radius_over(context.grad_norm))
 
 
 @pytest.mark.parametrize("objective", [Curvature(0.5, 0.1, "linear"), GradientNorm(), Weighted()])

@@ -42,10 +42,10 @@ def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
 def at_first_pass(model: nn.Module, opt: crsam.SharpnessAware) -> nn.Module:
     """A copy of the model where the next step takes its first pass: at w, but for R-SAM."""
     copied = copy.deepcopy(model)
-    if opt.objective.uses_center or opt.schedule.uses_center:
+    if opt.objective.needs_center or opt.schedule.needs_center:
         return copied
     with torch.no_grad():
-        start = opt.ascent.start(opt._new_step())
+        start = opt.ascent.start(opt.new_context())
         for p, move in zip(copied.parameters(), start.direction if start is not None else ()):
             p += move
     return copied
@@ -113,7 +113,7 @@ def test_checkpoint_holds_base_state_and_method_state_and_no_scratch(make: Maker
     allowed = {"momentum_buffer"} | {
         "crsam_" + name
         for part in (opt.ascent, opt.objective, opt.schedule)
-        for name in part.memory
+        for name in part.tensor_state
     }
     for entry in state["state"].values():
         assert "momentum_buffer" in entry

@@ -355,6 +355,6 @@ def test_between_looks_at_the_curvature_the_last_regularizer_is_used_again(form:
 def test_a_look_at_every_step_keeps_nothing() -> None:
     bowl = Bowl()
     opt = crsam.CRSAM(SGD(bowl.parameters(), lr=0.1), warmup=0)
-    assert opt.objective.memory == ()
+    assert opt.objective.tensor_state == ()
     with pytest.raises(ValueError, match="every must be a whole number of at least 1, got 0"):
         crsam.CRSAM(SGD(bowl.parameters(), lr=0.1), every=0)

@@ -212,7 +212,7 @@ def test_random_direction_has_the_length_of_the_offset() -> None:
 
     opt = SharpnessAware(net.sgd(), Adaptive(0.5), Curvature(direction="random"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("crsam.optim.surrogate.ClosureProbe", Spy)
+        patch.setattr("crsam.optim.step.ClosureProbe", Spy)
         opt.step(net.samples())
     assert lengths == pytest.approx([0.0, lengths[1], lengths[1], lengths[1]])
 
@@ -255,9 +255,9 @@ def test_gsam_takes_the_rate_before_a_scheduler_that_is_already_there() -> None:
     torch.optim.lr_scheduler.LinearLR(base, 0.01)
     assert base.param_groups[0]["lr"] == pytest.approx(0.001)
     opt = crsam.GSAM(base, rho=0.2, rho_min=0.1)
-    assert opt._value(opt.param_groups[0], "rho") == pytest.approx(0.101)
+    assert opt.group_options()["rho"][0] == pytest.approx(0.101)
     opt = crsam.GSAM(base, rho=0.2, rho_min=0.1, lr_max=0.001)
-    assert opt._value(opt.param_groups[0], "rho") == pytest.approx(0.2)
+    assert opt.group_options()["rho"][0] == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("is_before", [True, False])
@@ -269,7 +269,7 @@ def test_gsam_takes_the_highest_rate_of_one_cycle(is_before: bool) -> None:
     if not is_before:
         scheduler = torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=0.5, total_steps=10)
     assert scheduler.get_last_lr() == [pytest.approx(0.02)]
-    assert opt._value(opt.param_groups[0], "rho") == pytest.approx(0.1 + 0.1 * 0.02 / 0.5)
+    assert opt.group_options()["rho"][0] == pytest.approx(0.1 + 0.1 * 0.02 / 0.5)
 
 
 def test_a_tensor_as_rho_is_not_shared_by_the_groups() -> None:

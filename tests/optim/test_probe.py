@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import crsam
 from crsam.optim import ClosureProbe, Offset
-from crsam.optim.closure import Selection
+from crsam.optim.closures import Selection
 from crsam.optim.replay import Replay
 
 

@@ -71,11 +71,14 @@ def test_a_part_that_needs_the_gradient_at_w_gets_the_pass_at_w(
     assert "sharpness" in opt.report
 
 
-def test_sigma_rises_over_training_as_in_the_authors_code() -> None:
+def test_sigma_rises_over_training_as_in_the_authors_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def same_draws(device: torch.device | str, stream: int, seed: int) -> torch.Generator:
+        return torch.Generator(device).manual_seed(7)
+
+    monkeypatch.setattr("crsam.optim.optimizer.new_generator", same_draws)
     model = problems.conv_net()
     opt = crsam.RSAM(SGD(model.parameters(), lr=0.0), rho=0.0, total_steps=6, model=model)
     w, lengths = vector(model), []
-    opt._generators = lambda device, stream, seed: torch.Generator(device).manual_seed(7)
     for _ in range(8):
         places, _ = passes_of(opt, model)
         lengths.append((places[0] - w).norm())

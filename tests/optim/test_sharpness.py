@@ -240,7 +240,7 @@ def test_rho_follows_the_learning_rate_and_is_never_negative() -> None:
     radii = []
     for lr in (0.1, 0.06, 0.02, 0.001):
         base.param_groups[0]["lr"] = lr
-        radii.append(opt._value(base.param_groups[0], "rho"))
+        radii.append(opt.group_options()["rho"][0])
     assert radii == pytest.approx([0.2, 0.125, 0.05, 0.05])
 
 
@@ -270,8 +270,8 @@ def test_parts_given_by_keyword() -> None:
 
 def test_the_parts_of_a_step_draw_different_numbers() -> None:
     model = problems.conv_net()
-    step = crsam.SAM(SGD(model.parameters(), lr=0.1))._new_step()
-    first, second, third = (step.draw(torch.randn, stream)[0] for stream in range(3))
+    context = crsam.SAM(SGD(model.parameters(), lr=0.1)).new_context()
+    first, second, third = (context.draw(torch.randn, stream)[0] for stream in range(3))
     assert not torch.equal(first, second)
     assert not torch.equal(first, third)
     assert not torch.equal(second, third)

@@ -21,7 +21,7 @@ from crsam.integrations.window import (
     check_plain_closure,
     take_step,
 )
-from crsam.optim.sharpness import SharpnessAware
+from crsam.optim.optimizer import SharpnessAware
 
 
 class Steps:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from crsam.integrations.window import take_step
-from crsam.optim.sharpness import SharpnessAware
+from crsam.optim.optimizer import SharpnessAware
 
 
 class SharpnessAwareSteps:

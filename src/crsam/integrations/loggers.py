@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from crsam.errors import UserError
-from crsam.optim.sharpness import SharpnessAware
+from crsam.optim.optimizer import SharpnessAware
 
 
 def scalars(optimizer: Any, prefix: str = "crsam/") -> dict[str, float]:

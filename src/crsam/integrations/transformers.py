@@ -17,8 +17,8 @@ from crsam.errors import UserError, unknown
 from crsam.integrations.accelerate import prepared, window_of
 from crsam.integrations.loggers import scalars
 from crsam.integrations.window import Window
+from crsam.optim.optimizer import SharpnessAware
 from crsam.optim.registry import options
-from crsam.optim.sharpness import SharpnessAware
 
 
 class SharpnessAwareTrainer(Trainer):

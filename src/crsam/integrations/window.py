@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from crsam.errors import UserError
+from crsam.optim.optimizer import SharpnessAware
 from crsam.optim.replay import Replay
-from crsam.optim.sharpness import SharpnessAware
 
 Run = Callable[[], Tensor | None]
 """Forward and backward of a micro-batch; returns its share of the loss, None to leave it out."""

@@ -4,17 +4,15 @@ from crsam.optim import ascent as _ascent
 from crsam.optim import objective as _objective
 from crsam.optim import schedule as _schedule
 from crsam.optim.ascent import *
-from crsam.optim.captured import Captured
+from crsam.optim.context import StepContext
 from crsam.optim.functional import Functional
+from crsam.optim.group_options import FollowLearningRate
 from crsam.optim.objective import *
+from crsam.optim.optimizer import SharpnessAware
 from crsam.optim.probe import ClosureProbe, Evaluation, Offset, Probe
-from crsam.optim.radius import FollowLearningRate
 from crsam.optim.schedule import *
-from crsam.optim.sharpness import SharpnessAware
-from crsam.optim.step import Step
 
 __all__ = [
-    "Captured",
     "ClosureProbe",
     "Evaluation",
     "FollowLearningRate",
@@ -22,7 +20,7 @@ __all__ = [
     "Offset",
     "Probe",
     "SharpnessAware",
-    "Step",
+    "StepContext",
 ]
 __all__ += _ascent.__all__
 __all__ += _objective.__all__

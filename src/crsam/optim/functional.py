@@ -14,10 +14,12 @@ from torch.nn.modules.conv import _ConvNd
 
 from crsam import _tensors as tn
 from crsam._stateless import Together, everywhere
-from crsam.optim.mistakes import check_real
+from crsam.distributed import Parallel
+from crsam.optim.closures import check_real
+from crsam.optim.functional_probe import FunctionalProbe
+from crsam.optim.pass_strategies import PassStrategy
 from crsam.optim.replay import is_torchs_norm
-from crsam.optim.stale import replaced
-from crsam.optim.ways import Way
+from crsam.optim.validate import replaced
 
 LossFunction = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor]]
 """``loss_fn(model, batch)``: the mean loss of the batch, and, if you like, something to keep of
@@ -58,7 +60,7 @@ class Functional:
         share: Hashable | None = None,
     ) -> None:
         self.model = model
-        self.way = Way(parallel)
+        self.way = PassStrategy(parallel)
         """How the two perturbed passes of a step are run."""
         self.draws = True
         """Whether a pass may draw random numbers: every pass is then given those of the first."""
@@ -99,6 +101,12 @@ class Functional:
 
     def __call__(self) -> Tensor:
         raise TypeError("a Functional is given to step, not called: opt.step(functional)")
+
+    def new_probe(
+        self, params: Sequence[nn.Parameter], parallel: Parallel | None = None
+    ) -> FunctionalProbe:
+        """Returns the probe for a step on the current batch."""
+        return FunctionalProbe(self, params, parallel)
 
     def dtypes(self, params: Sequence[Tensor]) -> tuple[torch.dtype, ...]:
         """In which each parameter is used."""

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from crsam import _tensors as tn
 from crsam._tensors import Tensors
+from crsam.distributed import Parallel, Ranks
 from crsam.errors import UserError
-from crsam.optim.closure import Selection
-from crsam.optim.functional import Functional
-from crsam.optim.moved import cast, moved
-from crsam.optim.parallel import Parallel
+from crsam.optim.closures import Selection
+from crsam.optim.pass_strategies import chosen_out_of
+from crsam.optim.perturbed_weights import cast, moved
 from crsam.optim.probe import Evaluation, Offset, as_scalar, rounding
-from crsam.optim.ranks import Ranks
 from crsam.optim.replay import Replay
-from crsam.optim.ways import chosen_out_of
+
+if TYPE_CHECKING:
+    from crsam.optim.functional import Functional
 
 
 class FunctionalProbe:
@@ -61,20 +63,27 @@ class FunctionalProbe:
         weights = self._moved(offset)
         if last:
             offset.direction.clear()
-        return self._wide(self._at(weights))
+        return self._wide(self._at(weights))._replace(offset=offset)
 
-    def both(self, offset: Offset) -> tuple[Evaluation, Evaluation]:
-        """At ``w + e`` and at ``w − e``; on two streams, where that was asked for.
+    def at(self, offsets: Sequence[Offset]) -> list[Evaluation]:
+        """Evaluates one offset after the other, or the last two at once on two streams.
 
-        Where steps are fused, gradients stay in the dtypes that they were computed in.
+        Where steps are fused, the gradients of two offsets stay in the dtypes that they were
+        computed in.
         """
+        if len(offsets) == 1:
+            return [self(offsets[0], last=True)]
+        *others, up, down = offsets
+        found = [self(offset) for offset in others]
         self.closure.pairs = True
-        sides = offset, -offset
-        if not (self.closure.way.at_once and self.params[0].is_cuda):
-            up, down = (self._one_of_both(self._moved(side)) for side in sides)
-            return up, down
-        with chosen_out_of(self.closure.way.num_choices):
-            return self._at_once(sides)
+        if self.closure.way.at_once and self.params[0].is_cuda:
+            with chosen_out_of(self.closure.way.num_choices):
+                both = self._at_once((up, down))
+        else:
+            one, other = (self._one_of_both(self._moved(side)) for side in (up, down))
+            both = one, other
+        pairs = zip(both, (up, down))
+        return [*found, *(each._replace(offset=offset) for each, offset in pairs)]
 
     def _at_once(self, sides: tuple[Offset, Offset]) -> tuple[Evaluation, Evaluation]:
         main = torch.cuda.current_stream()

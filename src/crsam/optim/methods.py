@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from crsam._arguments import arguments
+from crsam.distributed import Scope
 from crsam.optim.ascent import (
     Adaptive,
     DynamicMask,
@@ -17,13 +18,12 @@ from crsam.optim.ascent import (
     Random,
     RandomTensors,
 )
-from crsam.optim.checks import check_call
+from crsam.optim.group_options import FollowLearningRate
 from crsam.optim.objective import Curvature, GradientNorm, SurrogateGap, Weighted
-from crsam.optim.parallel import Scope
+from crsam.optim.optimizer import SharpnessAware
 from crsam.optim.part import non_negative, one_of, share
-from crsam.optim.radius import FollowLearningRate
 from crsam.optim.schedule import ByGradientNorm, EveryK, PartOfBatch
-from crsam.optim.sharpness import SharpnessAware
+from crsam.optim.validate import check_call, is_ours
 
 
 class Options(TypedDict, total=False):
@@ -53,14 +53,14 @@ class Method(SharpnessAware):
     """A choice of the three that has a name; whoever uses it like a sam.py is told how instead."""
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        if cls._is_ours():
+        if is_ours(cls):
             check_call(cls, args, options)
         return super().__new__(cls)
 
     def _instead(self, name: str, value: Any) -> str | None:
         if instead := super()._instead(name, value):
             return instead
-        if name not in vars(self) and self._is_ours() and name in arguments(type(self)):
+        if name not in vars(self) and is_ours(type(self)) and name in arguments(type(self)):
             return (
                 f"{name} is read when a {type(self).__name__} is made: what became of it is in the "
                 "parameter groups, in opt.ascent, opt.objective, opt.schedule or opt.follow"

@@ -1,37 +1,56 @@
-"""What the three kinds of part (ascent, objective, schedule) have in common."""
+"""The three kinds of part that make a method: ascent, objective and schedule."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from crsam._tensors import Tensors
 
-class Part(ABC):  # noqa: B024
-    """One of the three choices that make a method: a frozen dataclass, a pure function of a step.
+if TYPE_CHECKING:
+    from crsam.optim.closures import Selection
+    from crsam.optim.context import StepContext
+    from crsam.optim.probe import Evaluation, Offset, Probe
 
-    A part holds no state. What it must remember from step to step it gives to the `Step`, which
-    keeps it only if the whole step succeeds and puts it into the optimizer's checkpoint.
+
+class Part(ABC):
+    """One of the three choices that make a method. It is a frozen dataclass without state.
+
+    What a part remembers from step to step goes through the `StepContext`. The optimizer keeps it
+    if the whole step succeeds, and puts it into the checkpoint.
     """
 
-    hyper: ClassVar[tuple[str, ...]] = ()
-    """Fields that live in the parameter groups: they may differ by group and be scheduled."""
-    memory: ClassVar[tuple[str, ...]] = ()
-    """Names of what it remembers: lists of tensors, one for each parameter."""
-    numbers: ClassVar[tuple[str, ...]] = ()
-    """Names of the plain numbers it remembers; they start at 0."""
+    group_options: ClassVar[tuple[str, ...]] = ()
+    """Fields that live in the parameter groups. They may differ by group and be scheduled."""
+    tensor_state: ClassVar[tuple[str, ...]] = ()
+    """Names of the tensors that it remembers, one tensor for each parameter."""
+    scalar_state: ClassVar[tuple[str, ...]] = ()
+    """Names of the plain numbers that it remembers. They start at 0."""
     needs_samples: ClassVar[bool] = False
     """Whether the closure must be a `PerSample`."""
     stays_on_device: ClassVar[bool] = True
-    """Whether it neither reads numbers off the device nor draws some on the host: a CUDA graph can
-    then hold it."""
+    """Whether it reads no number off the device and draws none on the host. Only then can a CUDA
+    graph hold it."""
+    registered: ClassVar[dict[str, type[Any]]]
+    """The parts of one kind by name. A part is listed as soon as its file is imported."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if Part in cls.__bases__:
+            cls.registered = {}
+        elif not cls.__name__.startswith("_"):
+            other = cls.registered.get(cls.__name__)
+            taken = other is not None and other.__module__ != cls.__module__
+            cls.registered[f"{cls.__module__}.{cls.__name__}" if taken else cls.__name__] = cls
 
     def __post_init__(self) -> None:
-        for name in self.hyper:
+        for name in self.group_options:
             self.check(name, getattr(self, name))
 
     def check(self, name: str, value: Any) -> None:
@@ -39,27 +58,111 @@ class Part(ABC):  # noqa: B024
         non_negative(name, value)
 
     def factor(self, name: str, count: int) -> float:
-        """By what the group's value of the hyper-parameter `name` is multiplied at step `count`."""
+        """Returns what a hyper-parameter is multiplied by after `count` steps."""
         return 1.0
 
     def fresh(self, p: Tensor) -> Tensor:
-        """What stands for having nothing to remember of a parameter yet."""
+        """Returns what the memory of a parameter starts from. Defaults to zeros."""
         return torch.zeros_like(p)
 
 
-class Registered(Part):
-    """A part that is listed under its kind as soon as its file is imported."""
+class Ascent(Part):
+    """A rule for the offset ``e`` at which the objective evaluates loss and gradient."""
 
-    registered: ClassVar[dict[str, type[Registered]]]
+    def start(self, context: StepContext) -> Offset | None:
+        """Returns where the step takes its first pass. None is at ``w``.
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if Registered in cls.__bases__:
-            cls.registered = {}
-        elif not cls.__name__.startswith("_"):
-            other = cls.registered.get(cls.__name__)
-            taken = other is not None and other.__module__ != cls.__module__
-            cls.registered[f"{cls.__module__}.{cls.__name__}" if taken else cls.__name__] = cls
+        It is called only if neither objective nor schedule needs the pass at ``w``. The result is
+        then ``context.start``, and `center` in `offset` is what the probe saw there.
+        """
+        return None
+
+    @abstractmethod
+    def offset(self, context: StepContext, center: Evaluation, probe: Probe) -> Offset:
+        """Returns the offset from ``w``, given loss and gradient there.
+
+        It must not write into ``center.grads``. A new list of the same tensors may be the
+        direction. After a first pass at ``context.start`` nobody else reads these gradients, and it
+        may write into them.
+        """
+
+
+class Objective(Part):
+    """A rule for the surrogate gradient that the base optimizer follows."""
+
+    needs_center: ClassVar[bool] = True
+    """Whether it needs loss and gradient at ``w``. If so, and the schedule selects part of the
+    batch, the gradient at ``w`` is taken again on that part. If not, ``center.grads`` is empty, and
+    the ascent may take the first pass elsewhere (`Ascent.start`)."""
+
+    def points(self, context: StepContext, offset: Offset) -> list[Offset]:
+        """Returns the offsets at which it needs loss and gradient. Defaults to ``e`` alone."""
+        return [offset]
+
+    @abstractmethod
+    def combine(
+        self, context: StepContext, center: Evaluation, values: Sequence[Evaluation]
+    ) -> Tensors:
+        """Returns the surrogate gradient, given what the probe saw at `points`.
+
+        It may write into ``center.grads`` (empty unless `needs_center`) and into all gradients of
+        `values`.
+        """
+
+    def plan(self, count: int) -> Hashable:
+        """Returns the kind of the step after `count` steps. Each kind has a CUDA graph."""
+        return None
+
+
+class Schedule(Part):
+    """A rule for when the perturbed passes are taken, and on which samples."""
+
+    needs_center: ClassVar[bool] = True
+    """Whether it needs the gradient at ``w``, its norm, or the samples' losses there."""
+
+    def refuses(self, objective: Objective) -> str | None:
+        """Returns why this schedule cannot be used with this objective. None: it can."""
+        return None
+
+    def runs_perturbed_passes(self, context: StepContext) -> bool:
+        """Returns whether this step takes the perturbed passes.
+
+        It is called after the first pass. For a captured step it is called before, so a schedule
+        that stays on the device decides by ``context.count`` alone.
+        """
+        return True
+
+    def select(
+        self, context: StepContext, center: Evaluation, offset: Offset, probe: Probe
+    ) -> Selection | None:
+        """Returns the samples that the perturbed passes use. None: the whole batch."""
+        return None
+
+    @property
+    def reuses(self) -> bool:
+        """Whether `after_full_step` needs ``g0``. A copy of it is then kept."""
+        return False
+
+    def after_full_step(self, context: StepContext, g_0: Tensors, surrogate: Tensors) -> Tensors:
+        """Returns what to follow after the perturbed passes. `g_0` is empty unless `reuses`."""
+        return surrogate
+
+    def after_cheap_step(self, context: StepContext, g_0: Tensors) -> Tensors:
+        """Returns what to follow in a step without perturbed passes."""
+        return g_0
+
+
+class Parts(NamedTuple):
+    """The parts of a method."""
+
+    ascent: Ascent
+    objective: Objective
+    schedule: Schedule
+
+    @property
+    def needs_center(self) -> bool:
+        """Whether the first pass must be at ``w``."""
+        return self.objective.needs_center or self.schedule.needs_center
 
 
 def non_negative(name: str, value: Any) -> None:
@@ -69,7 +172,7 @@ def non_negative(name: str, value: Any) -> None:
 
 
 def share(name: str, value: Any, *, zero: bool = False) -> None:
-    """A share of something: above 0 (or 0, where allowed) and at most 1."""
+    """Checks a share of something: above 0 (or 0, where allowed) and at most 1."""
     _number(name, value)
     if not (0 < value <= 1 or (zero and value == 0)):
         allowed = "between 0 and 1" if zero else "above 0 and at most 1"

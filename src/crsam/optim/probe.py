@@ -1,30 +1,25 @@
 """The probe: loss and gradient of this batch at ``w + offset``.
 
-Every method of the family is a small function of a probe. `ClosureProbe` serves wherever a
-closure does: it moves the weights, calls the closure and puts the weights back from a copy.
+`ClosureProbe` works with any closure. It moves the weights, calls the closure and puts the weights
+back from a copy. `Functional` has a probe that never moves the weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from crsam import _sharded
 from crsam import _tensors as tn
 from crsam._tensors import Scale, Tensors
-from crsam.optim.closure import Divisible, PerSample, Selection
-from crsam.optim.mistakes import check_real
-from crsam.optim.parallel import Parallel
+from crsam.distributed import Parallel
+from crsam.optim.closures import AnyClosure, PerSample, Selection, SplittableClosure, check_real
 from crsam.optim.replay import Replay
 from crsam.optim.scaling import Unscaling
-from crsam.optim.stale import no_gradient, warn_of_replaced
-
-Closure = Callable[[], Tensor | float]
+from crsam.optim.validate import no_gradient, warn_of_replaced
 
 
 class Evaluation(NamedTuple):
@@ -33,60 +28,71 @@ class Evaluation(NamedTuple):
     loss: Tensor
     """0-d, detached, float32 or wider."""
     grads: Tensors
-    """One for each parameter, zero where there was none; the caller's to keep and to overwrite."""
+    """One for each parameter, zero where there was none. The caller may write into them."""
     losses: Tensor | None = None
-    """Of each sample, where the closure is a `PerSample`."""
+    """The loss of each sample, where the closure is a `PerSample`."""
     norms: Tensor | None = None
-    """Of each gradient, where they are known already."""
+    """The norm of each gradient, where it is known already."""
     rounding: float = 0.0
-    """Relative, of the dtype in which the loss came; 0: it came as a number of Python's."""
+    """The relative rounding error of the dtype of the loss. It is 0 for a Python number."""
+    offset: Offset | None = None
+    """Where that was. None: at ``w``. The list of its direction may be empty by now."""
 
 
-@dataclass(frozen=True)
-class Offset:
+class Offset(NamedTuple):
     """``scale · direction``, never multiplied out: CR-SAM's ``−e`` costs no memory."""
 
     direction: Tensors
     scale: Scale
     norm: Tensor | None = None
-    """Of the direction, where it is known already."""
+    """The norm of the direction, where it is known already."""
+    known_length: Tensor | None = None
 
     def __neg__(self) -> Offset:
         if isinstance(self.scale, list):
-            return replace(self, scale=[-s for s in self.scale])
-        return replace(self, scale=-self.scale)
+            return self._replace(scale=[-s for s in self.scale])
+        return self._replace(scale=-self.scale)
 
     def length(self) -> Tensor:
-        """Its L2 norm."""
+        """Returns its L2 norm."""
         scale = self.scale
+        if self.known_length is not None:
+            return self.known_length
         if self.norm is not None and not isinstance(scale, list):
             return abs(self.norm * scale)
         if isinstance(scale, list):
             scale = torch.stack([torch.as_tensor(s) for s in scale])
         return torch.linalg.vector_norm(tn.norms(self.direction) * scale)
 
+    def measured(self) -> Offset:
+        """Returns the same offset. Its length is known from here on, without the direction."""
+        return self._replace(known_length=self.length())
+
 
 class Probe(Protocol):
     """Loss and gradient of the same batch, with the same random masks, at any offset from ``w``."""
 
     def __call__(self, offset: Offset | None = None, *, last: bool = False) -> Evaluation:
-        """Loss and gradient at ``w + offset``: one pass.
+        """Returns loss and gradient at ``w + offset``: one pass.
 
-        With `last`, no pass follows in this step: the offset is used up (its list of tensors is
-        emptied once the weights are moved) and the gradients are handed over, not copied.
+        With `last`, no pass follows in this step. The list of the direction is then emptied as soon
+        as the weights are moved, and the gradients are handed over without a copy.
         """
 
-    def both(self, offset: Offset) -> tuple[Evaluation, Evaluation]:
-        """Loss and gradient at ``w + offset`` and at ``w − offset``: two passes, the last ones."""
+    def at(self, offsets: Sequence[Offset]) -> list[Evaluation]:
+        """Returns loss and gradient at each offset, at once where the probe can.
+
+        These are the last passes of the step.
+        """
 
     def losses(self, offset: Offset | None = None) -> Tensor:
-        """The loss of each sample at ``w + offset``: one forward, no gradient."""
+        """Returns the loss of each sample at ``w + offset``: one forward pass, no gradient."""
 
     def fisher(self, num_samples: int) -> Tensors:
-        """The sum of the squared gradients of the first `num_samples` samples' losses at ``w``."""
+        """Returns the sum of the squared gradients of the first samples' losses at ``w``."""
 
     def on(self, part: Selection) -> Probe:
-        """The same probe, looking only at these samples."""
+        """Returns the same probe on some of the samples."""
 
 
 class ClosureProbe:
@@ -103,7 +109,7 @@ class ClosureProbe:
 
     def __init__(
         self,
-        closure: Closure | Divisible,
+        closure: AnyClosure,
         params: Sequence[nn.Parameter],
         replay: Replay,
         parallel: Parallel | None = None,
@@ -132,17 +138,19 @@ class ClosureProbe:
     def __call__(self, offset: Offset | None = None, *, last: bool = False) -> Evaluation:
         for p in self.params:
             p.grad = None
-        quiet = self.parallel.quiet() if self.parallel.climbs_alone else nullcontext()
+        quiet = self.parallel.no_sync() if self.parallel.gradients_are_local else nullcontext()
         with self._moved(offset, last), self.replay.one_pass(), quiet, torch.enable_grad():
             loss, losses = self._backward()
         grads = self._collect(copy=not last)
-        eps = self.closure.rounding if isinstance(self.closure, Divisible) else rounding(loss)
-        return Evaluation(as_scalar(loss), grads, losses, rounding=eps)
+        eps = (
+            self.closure.rounding if isinstance(self.closure, SplittableClosure) else rounding(loss)
+        )
+        return Evaluation(as_scalar(loss), grads, losses, rounding=eps, offset=offset)
 
     def _backward(self) -> tuple[Tensor | float, Tensor | None]:
-        if not isinstance(self.closure, Divisible):
+        if not isinstance(self.closure, SplittableClosure):
             return self.closure(), None
-        return self.closure.backward(self.part, self._scaled, self.parallel.quiet)
+        return self.closure.backward(self.part, self._scaled, self.parallel.no_sync)
 
     def _scaled(self, loss: Tensor) -> Tensor:
         return loss if self.unscaling is None else self.unscaling.scaler.scale(loss)
@@ -152,8 +160,9 @@ class ClosureProbe:
             self.unscaling(grads)
         return grads
 
-    def both(self, offset: Offset) -> tuple[Evaluation, Evaluation]:
-        return self(offset), self(-offset, last=True)
+    def at(self, offsets: Sequence[Offset]) -> list[Evaluation]:
+        *others, last = offsets
+        return [*(self(offset) for offset in others), self(last, last=True)]
 
     def losses(self, offset: Offset | None = None) -> Tensor:
         assert isinstance(self.closure, PerSample)
@@ -170,7 +179,7 @@ class ClosureProbe:
         # Of no sample there is no forward, and the others wait for this one's.
         asked = torch.arange(num_mine or 1, device=self.params[0].device)
         total: Tensors = [torch.zeros_like(p) for p in self.params]
-        with self.replay.one_pass(), torch.enable_grad(), self.parallel.quiet():
+        with self.replay.one_pass(), torch.enable_grad(), self.parallel.no_sync():
             losses = self.closure.losses(asked)
             if self.parallel.is_sharded:
                 for i in wanted:
@@ -197,7 +206,7 @@ class ClosureProbe:
         self._scaled(loss).backward(retain_graph=more)  # type: ignore[no-untyped-call]
         for t, p in zip(total, self.params):
             if p.grad is not None:
-                (grad,) = self._unscaled([_sharded.laid_out_as(p, p.grad)])
+                (grad,) = self._unscaled([tn.laid_out_as(p, p.grad)])
                 t += grad.square()
             p.grad = None
 
@@ -223,11 +232,28 @@ class ClosureProbe:
             self.parallel.forget_gathered()
 
     def _collect(self, copy: bool) -> Tensors:
-        """The gradients; copies of them where later passes may write over the same memory."""
+        """Returns the gradients. They are copies where later passes write into the same memory."""
+        dense: Tensors = []
+        shared = tn.may_be_sharded()
+        if not shared:  # the common case, and where Python counts
+            for p in self.params:
+                grad = p.grad
+                if grad is None or grad.is_sparse:
+                    break
+                dense.append(grad)
+        if len(dense) < len(self.params):
+            dense = self._dense(is_first=copy and not self.seen)
+        elif len(self.seen) < len(dense):
+            self.seen.update(range(len(dense)))
+        self._unscaled(dense)
+        # DDP and CUDA graphs write the gradients of every pass into the same memory.
+        return tn.clone(dense) if copy and (shared or dense[0].device.type != "cpu") else dense
+
+    def _dense(self, is_first: bool) -> Tensors:
+        """Returns a gradient of each parameter, also where it is missing or sparse."""
         grads = [p.grad for p in self.params]
         if all(g is None for g in grads):
             raise no_gradient(self.params, self.replay.model)
-        is_first = copy and not self.seen
         model = self.replay.model if is_first and not self.parallel.is_sharded else None
         if model is not None and any(g is None for g in grads):
             warn_of_replaced(self.params, model)
@@ -240,13 +266,15 @@ class ClosureProbe:
             if g.is_sparse:
                 self.sparse_dims[i] = g.sparse_dim()
                 g = g.to_dense()
-            dense.append(_sharded.laid_out_as(p, g))
-        self._unscaled(dense)
-        return tn.clone(dense) if copy else dense
+            dense.append(tn.laid_out_as(p, g))
+        return dense
 
 
 def as_scalar(loss: Tensor | float | None) -> Tensor:
-    """What a closure returned, as a 0-d tensor that is ours to keep."""
+    """Returns what a closure returned as a 0-d tensor that is ours to keep."""
+    if type(loss) is Tensor and not loss.ndim and loss.dtype in (torch.float32, torch.float64):
+        # A copy: a closure may return the same accumulator in every pass.
+        return loss.detach().clone()
     check_real(loss)
     if not isinstance(loss, Tensor | float | int):
         raise RuntimeError(f"the closure returned {type(loss).__name__}: it must return the loss")
@@ -257,8 +285,7 @@ def as_scalar(loss: Tensor | float | None) -> Tensor:
             f"the closure returned a loss of shape {tuple(loss.shape)}: it must be one number, "
             "such as the mean over the batch"
         )
-    loss = _sharded.full(loss)
-    # A copy: a closure may return the same accumulator in every pass.
+    loss = tn.full(loss)
     return loss.detach().reshape(()).to(tn.wide_dtype([loss]), copy=True)
 
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from crsam._arguments import arguments
 from crsam._names import enter, named, plain
 from crsam.optim.methods import METHODS, Common
-from crsam.optim.sharpness import SharpnessAware
+from crsam.optim.optimizer import SharpnessAware
 
 M = TypeVar("M", bound=SharpnessAware)
 

@@ -7,28 +7,28 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import SGD
 
-from crsam import _sharded
 from crsam import _tensors as tn
 from crsam._tensors import Tensors
+from crsam.distributed import Ranks
 from crsam.errors import UserError
-from crsam.optim.ranks import Ranks
 
 
 class Unscaling:
-    """Undoes a scaler's scale for one step, through nothing but its public methods.
+    """Undoes the scale of an enabled scaler for one step. It uses public methods alone.
 
     Args:
-        scaler: Enabled.
-        params: Whose gradients they are.
+        scaler: The user's scaler.
+        params: The parameters whose gradients are scaled.
+        dummy: The optimizer that shows the scaler an overflow; see `new_overflow_dummy`.
     """
 
-    def __init__(self, scaler: GradScaler, params: list[nn.Parameter]) -> None:
+    def __init__(self, scaler: GradScaler, params: list[nn.Parameter], dummy: SGD) -> None:
         if any(p.dtype == torch.float16 for p in params):
             raise UserError(
                 "weights are float16, whose gradients cannot be unscaled: keep them in float32 "
                 "and compute under torch.autocast"
             )
-        self.scaler, self.params = scaler, params
+        self.scaler, self.params, self.dummy = scaler, params, dummy
         self.inverse: Tensor | None = None
         self.overflow = torch.zeros((), device=params[0].device)
 
@@ -44,21 +44,23 @@ class Unscaling:
             self.inverse = self.scaler.scale(one).double().reciprocal().float()  # without a wait
         tn.unscale_(grads, self.inverse, self.overflow)
 
-    def conclude(self, everyone: Ranks, witness: SGD) -> Tensor:
-        """1 if any pass overflowed in any process, else 0; the scaler finds the same, for its
-        ``update``, in a gradient of the `witness`."""
+    def conclude(self, everyone: Ranks) -> Tensor:
+        """Returns 1 if a pass overflowed in any process, else 0.
+
+        The scaler finds the same in a gradient of the dummy optimizer. Its ``update`` needs that.
+        """
         found = self.overflow.repeat(len(self.params))
-        (found,) = everyone.mean(_sharded.sum_over_parts(found, self.params).max())
-        (parameter,) = witness.param_groups[0]["params"]
+        (found,) = everyone.mean(tn.sum_over_parts(found, self.params).max())
+        (parameter,) = self.dummy.param_groups[0]["params"]
         parameter.grad = torch.where(found > 0, torch.inf, 0.0)
-        self.scaler.unscale_(witness)
+        self.scaler.unscale_(self.dummy)
         parameter.grad = None
         return (found > 0).float()
 
 
-def new_witness(device: torch.device) -> SGD:
-    """An optimizer of nothing: its one gradient tells a scaler whether a step overflowed.
+def new_overflow_dummy(device: torch.device) -> SGD:
+    """Returns an optimizer of nothing. Its one gradient tells a scaler whether a step overflowed.
 
-    Kept from step to step: a scaler then notices an ``update`` that was forgotten.
+    It is kept from step to step, so that the scaler notices a forgotten ``update``.
     """
     return SGD([nn.Parameter(torch.zeros((), device=device))], lr=0.0)

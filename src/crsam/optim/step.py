@@ -1,170 +1,221 @@
-"""What one step knows: its parameters, hyper-parameters, memory, random numbers and report."""
+"""One step: the algorithm (`surrogate_gradient`), and how it runs over pieces of the batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from crsam import _sharded
 from crsam import _tensors as tn
-from crsam._tensors import Scale, Tensors
-from crsam.optim.checkpoint import Memory
-from crsam.optim.parallel import Parallel
+from crsam._tensors import Tensors
+from crsam.optim.context import StepContext
+from crsam.optim.part import Parts
+from crsam.optim.probe import ClosureProbe, Probe
+from crsam.optim.replay import Replay
+from crsam.optim.scaling import Unscaling
 
 if TYPE_CHECKING:
-    from crsam.optim.probe import Offset
-
-Generators = Callable[[torch.device | str, int, int], torch.Generator]
+    from crsam.optim.replay import StatisticsWatch
 
 
-def _new_generator(device: torch.device | str, stream: int, seed: int) -> torch.Generator:
-    return torch.Generator(device).manual_seed(seed)
+def surrogate_gradient(context: StepContext, probe: Probe, parts: Parts) -> tuple[Tensor, Tensors]:
+    """Returns the loss of the first pass, and the gradient that the base optimizer follows.
+
+    For `CRSAM` this is Algorithm 1 of the paper: ``g0`` at ``w``, the offset ``e = ρ g0/‖g0‖``,
+    loss and gradient at ``w + e`` and ``w − e``, and ``g+ + ∇R_c``.
+    """
+    ascent, objective, schedule = parts
+    context.start = None if parts.needs_center else ascent.start(context)
+    center = probe(context.start)
+    loss = center.loss
+    context.grad_norm = tn.norm(center.grads)
+    context.report |= {"loss": loss.clone(), "grad_norm": context.grad_norm}
+    if not context.decide(schedule.runs_perturbed_passes):
+        return loss, schedule.after_cheap_step(context, center.grads)
+    if "rho" in ascent.group_options:
+        context.report["rho"] = context.radius(loss)
+    offset = ascent.offset(context, center, probe)
+    g_0 = tn.clone(center.grads) if schedule.reuses else []
+    samples = schedule.select(context, center, offset, probe)
+    if samples is not None:
+        probe = probe.on(samples)
+        if objective.needs_center:
+            center = probe()
+        elif center.losses is not None:
+            on_them = (center.losses[samples.indices] * samples.weights).sum()
+            center = center._replace(loss=on_them)
+    if not objective.needs_center:
+        center = center._replace(grads=[])
+    # The last pass empties the list of a direction, which may be that of the gradients.
+    points = objective.points(context, offset._replace(direction=list(offset.direction)))
+    del offset
+    values = probe.at(points)
+    context.report["loss_plus"] = values[0].loss
+    if context.start is None:
+        context.report["sharpness"] = values[0].loss - center.loss
+    surrogate = objective.combine(context, center, values)
+    return loss, schedule.after_full_step(context, g_0, surrogate)
 
 
-class Step:
-    """The parts of a method see the optimizer through this.
+def evaluate(
+    pieces: Sequence[tuple[float, Any]],
+    new_context: Callable[[StepContext | None], StepContext],
+    parts: Parts,
+    passes: Passes,
+    max_norm: float | None = None,
+) -> tuple[StepContext, Tensor, Tensors]:
+    """Returns the context after all passes of a step, the loss, and the surrogate gradient.
 
     Args:
-        params: The parameters that take part, in the order of the groups.
-        groups: For each of them, its parameter group.
-        values: ``values(group, name)`` is the group's value of a hyper-parameter.
-        memory: What earlier steps kept, by parameter and name.
-        numbers: What earlier steps kept as plain numbers.
-        count: How many steps were taken before.
-        seed: Of the random draws.
-        parallel: How the model is spread over processes; None: it is not.
-        leader: Where each micro-batch climbs on its own, the step of the first one, whose decisions
-            hold for all.
-        generators: ``generators(device, stream, seed)`` makes those of the random draws.
+        pieces: Closures with their weights. Each has a perturbation of its own. It is one, except
+            for ``scope="micro"``.
+        new_context: Makes the context of a piece, given that of the first piece.
+        parts: The method.
+        passes: Makes the probes, and keeps what they see.
+        max_norm: Clips the surrogate gradient to this norm.
+    """
+    context = new_context(None)
+    if context.parallel.needs_dry_run():
+        passes.run_dry(pieces[0][1], context)
+    if len(pieces) == 1:
+        loss, surrogate = surrogate_gradient(context, passes.probe(pieces[0][1], context), parts)
+    else:
+        mean = _Mean(context)
+        for i, (weight, piece) in enumerate(pieces):
+            own = new_context(context) if i else context
+            mean.add(weight, own, *surrogate_gradient(own, passes.probe(piece, own), parts))
+        loss, surrogate = mean.loss, mean.surrogate
+    if context.parallel.gradients_are_local:
+        _average_over_ranks(context, surrogate)
+        passes.agree_on_seen(context)
+    if passes.unscaling is not None:
+        overflow = passes.unscaling.conclude(context.parallel.everyone)
+        context.report["overflow"] = overflow
+        context.is_skipped = overflow.item() > 0  # the one wait for the device
+    if max_norm is not None and not context.is_skipped:
+        context.report["clip_scale"] = tn.clip_(surrogate, max_norm)
+    return context, loss, surrogate
+
+
+class Passes:
+    """Makes the probes of one step, and keeps what is needed to write or to undo it.
+
+    Args:
+        model: The first pass alone may move its buffers.
+        unscaling: Undoes the scale of gradients that were scaled for fp16.
+        undoes: Whether `undo` puts the buffers of a `Functional` back.
+        watch: Looks for batch norms that move their statistics in a pass after the first.
     """
 
     def __init__(
         self,
-        params: list[nn.Parameter],
-        groups: list[dict[str, Any]],
-        values: Callable[[dict[str, Any], str], float | Tensor],
-        memory: Memory,
-        numbers: Mapping[str, float],
-        count: int,
-        seed: int,
-        parallel: Parallel | None = None,
-        leader: Step | None = None,
-        generators: Generators | None = None,
+        model: nn.Module | None,
+        unscaling: Unscaling | None = None,
+        undoes: bool = False,
+        watch: StatisticsWatch | None = None,
     ) -> None:
-        self.params = params
-        self.groups = groups
-        self.count = count
-        self.leader = leader
-        self.pays = True
-        """Whether the perturbed passes are taken."""
-        self.is_skipped = False
-        """Whether a scaled gradient overflowed."""
-        self.parallel = parallel or Parallel(None, [], "batch", None)
-        self.ranks = self.parallel.of_a_pass
-        """The processes whose samples the gradients of this step are of."""
-        self.start: Offset | None = None
-        """Where the first pass was taken; None: at ``w``."""
-        self.grad_norm: Tensor = torch.zeros(())
-        """The norm of the first pass's gradient, once that pass is done."""
-        self.report: dict[str, Tensor] = {}
-        """What the step saw, as 0-d tensors."""
-        self.direct: Tensors | None = None
-        """A direction to descend beside the base optimizer's step, times the learning rate."""
-        self.kept: dict[str, Tensors] = {}
-        self.numbers: dict[str, float] = dict(numbers)
-        self._values = values
-        self._memory = memory
-        self._seed = seed * 1_000_003 + count
-        self._generators = generators or _new_generator
+        self.model, self.unscaling = model, unscaling
+        self.undoes, self.watch = undoes, watch
+        self.seen: set[int] = set()
+        """Positions of the parameters that had a gradient in any pass."""
+        self.sparse_dims: dict[int, int] = {}
+        """Positions of those with sparse gradients, with the number of sparse dimensions."""
+        self._replays: list[Replay] = []
 
-    def hyper(self, name: str, of: Callable[[Any], Any] = lambda value: value) -> Scale:
-        """A hyper-parameter (or a function `of` it): one number, or one for each parameter."""
-        by_group = {id(g): of(self._values(g, name)) for g in self.groups}
-        values = [by_group[id(g)] for g in self.groups]
-        if len(by_group) == 1:
-            return values[0]
-        if any(isinstance(v, Tensor) for v in values):
-            return [torch.as_tensor(v, device=p.device) for v, p in zip(values, self.params)]
-        return values[0] if len(set(values)) == 1 else values
+    def probe(self, closure: Any, context: StepContext) -> Probe:
+        """Returns the probe of a closure."""
+        # A Functional makes its own probe, because it never moves the weights.
+        if make := getattr(closure, "new_probe", None):
+            if self.undoes:
+                self._replays.append(Replay(context.params, closure.model, undoes=True).begun())
+            probe: Any = make(context.params, context.parallel)
+        else:
+            undoes = self.unscaling is not None
+            replay = Replay(context.params, self.model, undoes, self.watch)
+            self._replays.append(replay)
+            probe = ClosureProbe(closure, context.params, replay, context.parallel, self.unscaling)
+        probe.seen, probe.sparse_dims = self.seen, self.sparse_dims
+        return probe
 
-    def radius(self, like: Tensor) -> Tensor:
-        """The first group's ρ of this step as a 0-d tensor, on the device of `like`."""
-        value = self._values(self.groups[0], "rho")
-        if isinstance(value, Tensor):  # a copy: a captured step writes the next ρ over it
-            return value.detach().to(like.device, copy=True)
-        dtype = torch.promote_types(like.dtype, torch.float32)
-        return torch.full((), value, dtype=dtype, device=like.device)
+    def run_dry(self, closure: Callable[[], object], context: StepContext) -> None:
+        """Runs a pass that changes nothing but what the replicas know of their graph."""
+        replay = Replay(context.params, self.model, undoes=True)
+        with replay.one_pass(), torch.enable_grad():
+            closure()
+        replay.undo()
+        replay.rewind()
 
-    def radius_over(self, norm: Tensor) -> Scale:
-        """``ρ/norm``, and 0 where the norm is 0."""
-        return times(self.hyper("rho"), tn.safe_reciprocal(norm))
+    def agree_on_seen(self, context: StepContext) -> None:
+        """Counts a parameter as seen if any process has seen a gradient of it."""
+        if context.parallel.may_leave_out:
+            mine = [float(i in self.seen) for i in range(len(context.params))]
+            here = torch.tensor(mine, device=context.params[0].device)
+            (used,) = context.parallel.everyone.sum_([here])
+            self.seen |= {i for i, count in enumerate(used.tolist()) if count > 0}
 
-    def recall(
-        self, name: str, fill: Callable[[Tensor], Tensor] = torch.zeros_like
-    ) -> Tensors | None:
-        """Returns what an earlier step kept under `name`, in the parameters' dtypes and devices.
+    def write(self, params: Sequence[nn.Parameter], surrogate: Tensors) -> None:
+        """Puts the surrogate into ``.grad``, where there was a gradient in any pass."""
+        for i, (p, s) in enumerate(zip(params, surrogate, strict=True)):
+            if i not in self.seen:
+                p.grad = None
+            elif i in self.sparse_dims:
+                p.grad = s.to_sparse(self.sparse_dims[i])
+            else:
+                p.grad = s
 
-        Parameters that are new since then get ``fill(p)``. Without any, returns None.
-        """
-        if not any(name in self._memory.get(p, {}) for p in self.params):
-            return None
-        entries = [(p, self._memory.get(p, {})) for p in self.params]
-        return [kept_as(p, entry[name]) if name in entry else fill(p) for p, entry in entries]
+    def undo(self) -> None:
+        """Puts the buffers back as they were before the step."""
+        for replay in reversed(self._replays):
+            replay.undo()
 
-    def keep(self, name: str, tensors: Tensors) -> None:
-        """Remember `tensors`, if the step succeeds: themselves, no copies of them.
-
-        Gradients of an `Evaluation` may be overwritten later in the step: give clones of those.
-        """
-        self.kept[name] = tensors
-
-    def agreed(self, tensors: Tensors) -> Tensors:
-        """The first process's, where each has its own gradient and all must decide alike."""
-        return self.parallel.everyone.firsts_(tensors) if self.parallel.climbs_alone else tensors
-
-    def generator(self, device: torch.device | str = "cpu", stream: int = 0) -> torch.Generator:
-        """Random numbers of this very step: the same after a resume and on every rank.
-
-        Ascents draw from stream 0, objectives from 1 and schedules from 2, so that no two parts of
-        a step see the same numbers.
-        """
-        return self._generators(device, stream, self.seed(stream))
-
-    def seed(self, stream: int) -> int:
-        """Of a generator of this step."""
-        # The CPU's generator looks at the low 32 bits only: the stream must show there.
-        return (self._seed + stream * 2_654_435_769) % 2**63
-
-    def draw(self, kind: Callable[..., Tensor], stream: int = 0) -> Tensors:
-        """``torch.rand`` or ``torch.randn`` in the shape of the parameters.
-
-        Of parameters spread over processes, each draws the whole and keeps its part: the draws do
-        not depend on how many processes there are.
-        """
-        devices = {p.device for p in self.params}
-        generators = {device: self.generator(device, stream) for device in devices}
-        return [
-            _sharded.laid_out_as(
-                p, kind(p.shape, dtype=p.dtype, device=p.device, generator=generators[p.device])
-            )
-            for p in self.params
-        ]
+    def rewind(self) -> None:
+        """Puts the random states back as they were before the step."""
+        for replay in reversed(self._replays):
+            replay.rewind()
 
 
-def kept_as(p: Tensor, kept: Tensor) -> Tensor:
-    """Returns what was kept of a parameter on its device and, unless a mask, in its dtype.
+class _Mean:
+    """The weighted mean of what several micro-batches follow and keep.
 
-    ``model.to(torch.bfloat16)`` changes the parameters, and nothing that was kept of them.
+    The first micro-batch decides: masks, and whether the perturbed passes are taken. The means end
+    up in its context.
     """
-    return kept.to(p.device, p.dtype if kept.is_floating_point() else kept.dtype)
+
+    def __init__(self, context: StepContext) -> None:
+        self.context = context
+        self.loss = torch.zeros(())
+        self.surrogate: Tensors = []
+        self._report: dict[str, Tensor] = {}
+        self._state: dict[str, Tensors] = {}
+        self._direct: Tensors = []
+
+    def add(self, weight: float, own: StepContext, loss: Tensor, surrogate: Tensors) -> None:
+        self.loss = self.loss + weight * loss
+        _accumulate(self.surrogate, surrogate, weight)
+        for name, value in own.report.items():
+            self._report[name] = weight * value + self._report.get(name, 0.0)
+        for name, tensors in own.new_tensor_state.items():
+            if tensors[0].is_floating_point():
+                _accumulate(self._state.setdefault(name, []), tensors, weight)
+        _accumulate(self._direct, own.direct_move or [], weight)
+        self.context.report = dict(self._report)
+        self.context.new_tensor_state |= self._state
+        self.context.direct_move = self._direct or None
 
 
-def times(scale: Scale, factor: Tensor | float) -> Scale:
-    """The product of a scale and a number; products of equal numbers are formed once."""
-    if not isinstance(scale, list):
-        return scale * factor
-    products = {id(s) if isinstance(s, Tensor) else s: s * factor for s in scale}
-    return [products[id(s) if isinstance(s, Tensor) else s] for s in scale]
+def _accumulate(total: Tensors, tensors: Tensors, weight: float) -> None:
+    """Adds ``weight·tensors`` to `total` in place. An empty total is 0."""
+    if total:
+        tn.add_(total, tensors, weight)
+    elif tensors:
+        # Copies: the next micro-batch may write over the same memory.
+        total += tn.scale_(tn.clone(tensors), weight)
+
+
+def _average_over_ranks(context: StepContext, surrogate: Tensors) -> None:
+    """Averages in place what must be equal in all processes."""
+    states = context.new_tensor_state.values()
+    kept = [t for tensors in states for t in tensors if t.is_floating_point()]
+    context.parallel.everyone.mean_([*surrogate, *kept, *(context.direct_move or [])])

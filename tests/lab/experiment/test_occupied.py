@@ -40,7 +40,7 @@ def swept(folder: Path) -> object:
     return sweep(tiny("sweep.ranges.optimizer.lr={low=0.01, high=0.1}", "sweep.trials=1"), folder)
 
 
-WAYS: dict[str, Callable[[Path], object]] = {
+STRATEGIES: dict[str, Callable[[Path], object]] = {
     "train": lambda folder: run(tiny("train.epochs=1"), folder, lines=False),
     "train --fresh": lambda folder: run(tiny("train.epochs=1"), folder, lines=False, fresh=True),
     "compare": lambda folder: compare(tiny("train.epochs=1"), ["sgd", "sam"], 1, folder),
@@ -54,14 +54,14 @@ def content(folder: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", STRATEGIES)
 def test_a_folder_of_photographs_is_refused_and_stays_as_it_is(way: str, tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", train=1, val=1)
     (photos / "final").mkdir()  # as a stage of a study is called, which --fresh removes
     (photos / "final" / "best.jpg").write_bytes(b"mine")
     before = content(photos)
     with pytest.raises(UserError) as caught:
-        WAYS[way](photos)
+        STRATEGIES[way](photos)
     assert str(caught.value) == (
         f"{photos} holds what crsam has not written (final, train, val): give a new or an empty "
         "folder, such as --out runs/photos"
@@ -77,10 +77,10 @@ def test_a_folder_of_ours_an_empty_one_and_one_with_notes_are_taken(
     folder.mkdir()
     (folder / "log.txt").write_text("as a shell opens it before the run begins")
     (folder / ".DS_Store").touch()
-    WAYS[way](folder)
-    WAYS[way](folder)
+    STRATEGIES[way](folder)
+    STRATEGIES[way](folder)
     (folder / "cat.jpg").write_bytes(b"put there later")
-    WAYS[way](folder)
+    STRATEGIES[way](folder)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,10 @@ Overrides = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option(help="The folder to write to.", show_default="runs/…")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Of the CPU; one is best for small nets.")]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, help="Number of CPU threads. Small networks are fastest with one."),
+]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start over where there is a run already.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show the resolved recipe.")]
 

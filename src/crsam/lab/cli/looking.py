@@ -75,25 +75,25 @@ def evaluate(
 def measure(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     metrics: Annotated[
-        str, typer.Option(help="By name, with commas; crsam list metrics shows all.")
+        str, typer.Option(help="Names, separated by commas. crsam list metrics shows all.")
     ] = ",".join(DEFAULT),
-    split: Annotated[Split, typer.Option(help="Which images.")] = Split.train,
-    samples: Annotated[int, typer.Option(min=1, help="At most so many of them.")] = 5000,
-    probes: Annotated[int, typer.Option(min=2, help="Random vectors of a trace.")] = 100,
+    split: Annotated[Split, typer.Option(help="Which images to measure on.")] = Split.train,
+    samples: Annotated[int, typer.Option(min=1, help="Largest number of images.")] = 5000,
+    probes: Annotated[int, typer.Option(min=2, help="Number of random vectors of a trace.")] = 100,
     rho: Annotated[
         float, typer.Option(help="Radius of sharpness, approximation ratio and bound.")
     ] = Setting.rho,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Images in a batch; changes only …_of_batches.")
+        int, typer.Option(min=1, help="Images in a batch. Changes only the figures ..._of_batches.")
     ] = Setting.batch_size,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random vectors.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random vectors.")] = 0,
     spectrum: Annotated[
-        bool, typer.Option("--spectrum", help="The density of the Hessian's eigenvalues too.")
+        bool, typer.Option("--spectrum", help="Also measure the density of the eigenvalues.")
     ] = False,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """How flat the place is that a run's model has come to, each figure with its error."""
+    """Measures how flat the loss is at the model of a run. Estimates have a standard error."""
     names = [name.strip() for name in metrics.split(",")]
     with world_of(device, threads) as world:
         how = Setting(rho=rho, num_probes=probes, seed=seed, batch_size=batch_size)

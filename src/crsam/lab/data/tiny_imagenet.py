@@ -1,7 +1,7 @@
 """Tiny ImageNet: 200 classes of ImageNet, 100,000 small images to learn from, 10,000 to judge by.
 
 Le and Yang, "Tiny ImageNet Visual Recognition Challenge", 2015. At 32 × 32 pixels it is as large as
-two CIFAR-100s, with twice the classes, and stands in for it where that is not to be had.
+two CIFAR-100s, with twice the classes.
 """
 
 from __future__ import annotations

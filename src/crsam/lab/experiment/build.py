@@ -15,6 +15,7 @@ from torch.optim import SGD, Optimizer
 
 import crsam
 from crsam.errors import UserError
+from crsam.graph.captured import capture_blocker
 from crsam.lab.data.batches import Batches, derive
 from crsam.lab.experiment.init import Started, read_init
 from crsam.lab.experiment.options import naming, optimizers
@@ -29,9 +30,8 @@ from crsam.lab.train.distributed import World
 from crsam.lab.train.loop import Plan, Training, averaged
 from crsam.lab.train.step import EagerStep
 from crsam.optim import Curvature, Random
-from crsam.optim.captured import why_not
+from crsam.optim.pass_strategies import tf32_is_allowed
 from crsam.optim.registry import options as method_options
-from crsam.optim.ways import tf32_is_allowed
 from crsam.progress import say
 
 BFLOAT16_FLOOR, TF32_FLOOR = 1e-3, 1e-4
@@ -140,7 +140,7 @@ def build_step(
     )
     if not (train.capture and world.device.type == "cuda"):
         return eager
-    reason = why_not(optimizer) or why_eager(recipe, clips)
+    reason = capture_blocker(optimizer) or why_eager(recipe, clips)
     if reason is not None:
         if world.is_main:
             say(f"steps are not captured in a CUDA graph: {reason}")

@@ -14,7 +14,7 @@ NONE = "—"
 FEWER = "*"
 WIDTH = 120
 """Of the paper's tables, in characters."""
-OF_THE_WHOLE = "†"
+OF_THE_MEAN = "†"
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 IMAGES = {"ImageNet-1k": "imagenet", "ImageNet-C": "imagenet_c", "ImageNet-R": "imagenet_r"}
 FIGURES = {
@@ -28,7 +28,8 @@ FIGURES = {
 GEOMETRY_NOTE = (
     "The paper's ‖∇L‖ is, in the authors' code, the mean over batches of 128 of the norms of the\n"
     "batches' gradients (gradient_norm_of_batches).\n"
-    "† Of ours, the norm of the gradient of the whole test set (gradient_norm), which is smaller.\n"
+    "† Ours: the norm of the gradient of the mean loss over the test images that were measured\n"
+    "(gradient_norm). Over the same images this norm is the smaller one.\n"
     'Do not compare it, or the C(w) with it, with theirs. The tables "Measured" have this norm.\n'
     "The paper's C(w) is not its own Tr ∇²L / ‖∇L‖: {}."
 )
@@ -184,8 +185,8 @@ def _as_theirs(ours: Ours, name: str) -> str:
     if f"{name}_of_batches" in ours.figures:
         return _figure(ours, f"{name}_of_batches")
     shown = _figure(ours, name)
-    of_the_whole = name in ("gradient_norm", "normalized_trace") and shown != NONE
-    return shown + OF_THE_WHOLE if of_the_whole else shown
+    of_the_mean = name in ("gradient_norm", "normalized_trace") and shown != NONE
+    return shown + OF_THE_MEAN if of_the_mean else shown
 
 
 def _figure(ours: Ours, name: str) -> str:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from crsam.graph.captured import CannotCapture, Captured
 from crsam.lab.data.batches import Batch
 from crsam.lab.train.step import EagerStep, count_right
-from crsam.optim.captured import CannotCapture, Captured
 from crsam.optim.functional import Functional
 from crsam.progress import say
 

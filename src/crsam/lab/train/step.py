@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from crsam.lab.data.batches import Batch
-from crsam.optim.closure import PerSample
+from crsam.optim.closures import PerSample
 
 
 class EagerStep:

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from crsam import _tensors as tn
-from crsam.optim.ascent.base import Ascent
-from crsam.optim.part import share
+from crsam.optim.context import StepContext
+from crsam.optim.part import Ascent, share
 from crsam.optim.probe import Evaluation, Offset, Probe
-from crsam.optim.step import Step
 
 
 @dataclass(frozen=True)
@@ -27,19 +26,19 @@ class Friendly(Ascent):
     rho: float = 0.05
     sigma: float = 1.0
     decay: float = 0.9
-    hyper: ClassVar[tuple[str, ...]] = ("rho", "sigma")
-    memory: ClassVar[tuple[str, ...]] = ("mean_gradient",)
+    group_options: ClassVar[tuple[str, ...]] = ("rho", "sigma")
+    tensor_state: ClassVar[tuple[str, ...]] = ("mean_gradient",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         share("decay", self.decay, zero=True)
 
-    def __call__(self, step: Step, center: Evaluation, probe: Probe) -> Offset:
+    def offset(self, context: StepContext, center: Evaluation, probe: Probe) -> Offset:
         mean = tn.scale_(tn.clone(center.grads), 1 - self.decay)
-        past = step.recall("mean_gradient")
+        past = context.recall("mean_gradient")
         if past is not None:
             tn.add_(mean, past, self.decay)
-        step.keep("mean_gradient", mean)
-        direction = tn.scale_(tn.scale_(tn.clone(mean), step.hyper("sigma")), -1.0)
+        context.keep("mean_gradient", mean)
+        direction = tn.scale_(tn.scale_(tn.clone(mean), context.option("sigma")), -1.0)
         tn.add_(direction, center.grads)
-        return Offset(direction, step.radius_over(tn.norm(direction)))
+        return Offset(direction, context.radius_over(tn.norm(direction)))

@@ -1,4 +1,8 @@
-"""Liu et al., "Random Sharpness-Aware Minimization", 2022."""
+"""Ascents with random draws: those of R-SAM and ESAM.
+
+Liu et al., "Random Sharpness-Aware Minimization", 2022.
+Du et al., "Efficient Sharpness-Aware Minimization", 2022: stochastic weight perturbation.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from crsam import _sharded
 from crsam import _tensors as tn
-from crsam.optim.ascent.base import Ascent
-from crsam.optim.part import at_least, non_negative
+from crsam.optim.context import StepContext
+from crsam.optim.part import Ascent, at_least, non_negative, share
 from crsam.optim.probe import Evaluation, Offset, Probe
-from crsam.optim.step import Step
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Random(Ascent):
     lam: float = 2.0
     sigma_rise: float = 5.0
     total_steps: int | None = None
-    hyper: ClassVar[tuple[str, ...]] = ("rho", "sigma", "lam")
+    group_options: ClassVar[tuple[str, ...]] = ("rho", "sigma", "lam")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,24 +61,54 @@ class Random(Ascent):
         done = min((count + 1) / self.total_steps, 1.0)
         return 1.0 + (self.sigma_rise - 1.0) * (1.0 - math.cos(math.pi * done)) / 2
 
-    def start(self, step: Step) -> Offset:
+    def start(self, context: StepContext) -> Offset:
         """The random point ``δ0``."""
-        start = tn.multiply_(step.draw(torch.randn), [_filter_norms(p) for p in step.params])
-        return Offset(tn.scale_(start, step.hyper("sigma")), 1.0)
+        start = tn.multiply_(context.draw(torch.randn), [_filter_norms(p) for p in context.params])
+        return Offset(tn.scale_(start, context.option("sigma")), 1.0)
 
-    def __call__(self, step: Step, center: Evaluation, probe: Probe) -> Offset:
-        if step.start is None:
-            start = self.start(step)
+    def offset(self, context: StepContext, center: Evaluation, probe: Probe) -> Offset:
+        if context.start is None:
+            start = self.start(context)
             center = probe(start)
         else:
-            start = step.start
-        direction = tn.scale_(center.grads, step.hyper("lam"))
+            start = context.start
+        direction = tn.scale_(center.grads, context.option("lam"))
         tn.add_(direction, start.direction)
-        return Offset(direction, step.radius_over(tn.norm(direction)))
+        return Offset(direction, context.radius_over(tn.norm(direction)))
+
+
+@dataclass(frozen=True)
+class RandomTensors(Ascent):
+    r"""The gradient's offset on a random choice of tensors.
+
+    $e = (\rho/\beta)\,M g_0/\lVert g_0\rVert$. Each tensor is in with probability $\beta$, drawn
+    anew at every step.
+
+    Args:
+        rho: Length of the offset, were all tensors in.
+        share: The probability $\beta$.
+    """
+
+    rho: float = 0.05
+    share: float = 0.5
+    group_options: ClassVar[tuple[str, ...]] = ("rho",)
+    stays_on_device: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        share("share", self.share)
+
+    def offset(self, context: StepContext, center: Evaluation, probe: Probe) -> Offset:
+        draws = torch.rand(len(context.params), generator=context.generator(), device="cpu")
+        scale = context.radius_over(context.grad_norm * self.share)
+        scales = scale if isinstance(scale, list) else [scale] * len(context.params)
+        nothing = torch.zeros_like(context.grad_norm)
+        inside = (draws < self.share).tolist()
+        return Offset(list(center.grads), [s if i else nothing for s, i in zip(scales, inside)])
 
 
 def _filter_norms(weight: Tensor) -> Tensor:
     """The norm of each ``weight[i]``, or of the whole where it has at most one dimension."""
     dims = tuple(range(1, weight.ndim)) if weight.ndim > 1 else None
     norms = torch.linalg.vector_norm(weight, dim=dims, keepdim=True)
-    return _sharded.spread_along(weight, norms)
+    return tn.spread_along(weight, norms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -11,10 +12,9 @@ from torch import Tensor
 
 from crsam import _tensors as tn
 from crsam._tensors import Scale, Tensors
-from crsam.optim.objective.base import Objective
-from crsam.optim.part import at_least, non_negative, one_of
-from crsam.optim.probe import Evaluation, Offset, Probe
-from crsam.optim.step import Step, times
+from crsam.optim.context import StepContext, times
+from crsam.optim.part import Objective, at_least, non_negative, one_of
+from crsam.optim.probe import Evaluation, Offset
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ class Curvature(Objective):
     direction: Literal["gradient", "random"] = "gradient"
     floor: float | None = None
     every: int = 1
-    hyper: ClassVar[tuple[str, ...]] = ("alpha", "beta")
+    group_options: ClassVar[tuple[str, ...]] = ("alpha", "beta")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("form", self.form, ("log", "linear"))
         one_of("direction", self.direction, ("gradient", "random"))
         at_least("every", self.every, 1)
-        object.__setattr__(self, "memory", ("regularizer",) if self.every > 1 else ())
+        object.__setattr__(self, "tensor_state", ("regularizer",) if self.every > 1 else ())
         for name in ("trust", "floor"):
             if getattr(self, name) is not None:
                 non_negative(name, getattr(self, name))
@@ -82,57 +82,101 @@ class Curvature(Objective):
                 stacklevel=4,
             )
 
-    def plan(self, step: Step) -> bool:
-        """Whether this step looks at the curvature."""
-        return step.count % self.every == 0
+    def plan(self, count: int) -> bool:
+        """Returns whether the step after `count` steps takes the passes of the curvature."""
+        return count % self.every == 0
 
-    def __call__(self, step: Step, center: Evaluation, offset: Offset, probe: Probe) -> Tensors:
-        kept = None if self.plan(step) else step.recall("regularizer")
-        if kept is not None:
-            plus = self.above(step, center, offset, probe)
-            return _added(plus.grads, tn.clone(kept), tn.norm(plus.grads))
-        length = offset.length()
+    def points(self, context: StepContext, offset: Offset) -> list[Offset]:
+        if not self.plan(context.count) and context.has("regularizer"):
+            return [offset]
+        offset = offset.measured()
         if self.direction == "gradient":
-            up, down = probe.both(offset)
-            plus = self.tell(step, center, up)
-        else:
-            plus = self.above(step, center, offset, probe, last=False)
-            v = step.draw(torch.randn, stream=1)
-            up, down = probe.both(Offset(v, length * tn.safe_reciprocal(tn.norm(v))))
+            return [offset, -offset]
+        v = context.draw(torch.randn, stream=1)
+        random = Offset(v, offset.length() * tn.safe_reciprocal(tn.norm(v)))
+        return [offset, random, -random]
+
+    def combine(
+        self, context: StepContext, center: Evaluation, values: Sequence[Evaluation]
+    ) -> Tensors:
+        plus = values[0]
+        if len(values) == 1:
+            kept = context.recall("regularizer")
+            assert kept is not None
+            return _added(plus.grads, tn.clone(kept), tn.norm(plus.grads))
+        up, down = values[-2:]
+        d_1, d_2 = _differences(center.loss, up.loss, down.loss).unbind()
         loss = center.loss
-        d_1, d_2 = _differences(loss, up.loss, down.loss).unbind()
         if self.form == "log" or self.direction == "random":
             # They weigh gradients of the whole batch, so they must be those of the whole batch.
-            d_1, d_2, loss = step.ranks.mean(d_1, d_2, loss)
-        step.report["loss_minus"] = down.loss
-        step.report["curvature"] = _per_square(d_2, length)
+            d_1, d_2, loss = context.ranks.mean(d_1, d_2, loss)
+        assert plus.offset is not None
+        context.report["loss_minus"] = down.loss
+        context.report["curvature"] = _per_square(d_2, plus.offset.length())
 
-        alpha, beta = step.hyper("alpha"), step.hyper("beta")
+        alpha, beta = context.option("alpha"), context.option("beta")
         if self.direction == "random":
             sign = torch.where(d_1 < 0, -1.0, 1.0).to(d_1.dtype)
             beta, d_1 = times(beta, sign), d_1 * sign
-        minus_two: Tensor | float = -2.0
-        minus_one: Tensor | float = -1.0
-        if self.form == "log":
-            floor = self.floor
-            if floor is None:  # a loss may come in more bits than it was computed in
-                dtypes = {torch.promote_types(p.dtype, torch.float32) for p in step.params}
-                floor = 8 * max([center.rounding, *(torch.finfo(dtype).eps for dtype in dtypes)])
-            minus_two, minus_one, dropped_2, dropped_1 = _guarded(d_1, d_2, loss, floor).unbind()
-            step.report |= {"dropped_curvature": dropped_2, "dropped_slope": dropped_1}
-        regularizer = _weighed(
-            center.grads, up.grads, down.grads, times(alpha, minus_two), times(beta, minus_one)
+        floor = None if self.form == "linear" else self._floor(context, center)
+        regularizer, dropped = cr_regularizer(
+            center.grads, up.grads, down.grads, d_1, d_2, loss, alpha, beta, floor
         )
+        context.report |= dropped
         scale: Tensor | float = 1.0
         if self.trust is not None:
             theirs = tn.norms(plus.grads) if plus.norms is None else plus.norms
             ours = tn.norms(regularizer)
-            scale, step.report["regularizer"] = _bounded(ours, theirs, self.trust)
-            step.report["trust_scale"] = scale
+            scale, context.report["regularizer"] = _bounded(ours, theirs, self.trust)
+            context.report["trust_scale"] = scale
         if self.every > 1:
             share = tn.safe_reciprocal(tn.norm(plus.grads)) * scale
-            step.keep("regularizer", tn.scale_(tn.clone(regularizer), share))
+            context.keep("regularizer", tn.scale_(tn.clone(regularizer), share))
         return _added(plus.grads, regularizer, scale)
+
+    def _floor(self, context: StepContext, center: Evaluation) -> float:
+        """Returns how large a difference of losses must be, as a share of the loss."""
+        if self.floor is not None:
+            return self.floor
+        # A loss may come in more bits than it was computed in.
+        dtypes = {torch.promote_types(dtype, torch.float32) for dtype in context.dtypes}
+        return 8 * max([center.rounding, *(torch.finfo(dtype).eps for dtype in dtypes)])
+
+
+def cr_regularizer(
+    g_0: Tensors,
+    g_plus: Tensors,
+    g_minus: Tensors,
+    d_1: Tensor,
+    d_2: Tensor,
+    loss: Tensor,
+    alpha: Scale,
+    beta: Scale,
+    floor: float | None,
+) -> tuple[Tensors, dict[str, Tensor]]:
+    r"""Returns $\nabla R_c$, and which of its terms were dropped.
+
+    The log form is $\alpha D_2/d_2 + \beta D_1/d_1$. The linear form is
+    $\alpha D_2 + \beta D_1$. `g_0` and `g_minus` are overwritten.
+
+    Args:
+        g_0: The gradient at ``w``.
+        g_plus: The gradient at ``w + e``.
+        g_minus: The gradient at ``w − e``.
+        d_1: ``L+ − L-``.
+        d_2: ``L+ + L- − 2 L0``.
+        loss: ``L0``.
+        alpha: Weight of the curvature term.
+        beta: Weight of the slope term.
+        floor: The log form drops a term whose difference is not above ``floor·|L0|``. None is the
+            linear form.
+    """
+    if floor is None:
+        return _weighed(g_0, g_plus, g_minus, times(alpha, -2.0), times(beta, -1.0)), {}
+    minus_two, minus_one, dropped_2, dropped_1 = _guarded(d_1, d_2, loss, floor).unbind()
+    weights = times(alpha, minus_two), times(beta, minus_one)
+    dropped = {"dropped_curvature": dropped_2, "dropped_slope": dropped_1}
+    return _weighed(g_0, g_plus, g_minus, *weights), dropped
 
 
 # Of numbers that are given back as one tensor, the compiler makes one kernel.
@@ -149,10 +193,11 @@ def _per_square(difference: Tensor, length: Tensor) -> Tensor:
 
 @tn.fused
 def _guarded(d_1: Tensor, d_2: Tensor, loss: Tensor, floor: float) -> Tensor:
-    """``−2/d_2`` and ``−1/d_1``, 0 where they are not safely positive; and whether they are not."""
-    least = floor * loss.abs()
-    weights = [torch.where(d > least, by / d, 0.0) for d, by in ((d_2, -2.0), (d_1, -1.0))]
-    return torch.stack([*weights, *((~(d > least)).to(d.dtype) for d in (d_2, d_1))])
+    """Returns ``−2/d_2`` and ``−1/d_1``, 0 where they are not safely positive; and where so."""
+    d = torch.stack([d_2, d_1])
+    is_small = ~(d > floor * loss.abs())
+    two, one = torch.where(is_small, torch.zeros_like(d), -1.0 / d).unbind()
+    return torch.stack([2.0 * two, one, *is_small.to(d.dtype).unbind()])
 
 
 @tn.fused
@@ -161,7 +206,7 @@ def _bounded(ours: Tensor, theirs: Tensor, trust: float) -> tuple[Tensor, Tensor
     ratio of the norms of the whole."""
     length = torch.linalg.vector_norm(theirs)
     ratio = torch.linalg.vector_norm(ours) * tn.safe_reciprocal(length)
-    return torch.where(ratio > trust, trust / ratio, 1.0), ratio
+    return torch.clamp(trust / ratio, max=1.0), ratio
 
 
 @tn.fused

@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from crsam.optim.part import at_least, share
-from crsam.optim.schedule.base import Schedule
-from crsam.optim.step import Step
+from crsam.optim.context import StepContext
+from crsam.optim.part import Schedule, at_least, share
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class ByGradientNorm(Schedule):
     lambda2: float = 1.0
     decay: float = 0.9
     total_steps: int | None = None
-    numbers: ClassVar[tuple[str, ...]] = ("norm_mean", "norm_variance")
+    scalar_state: ClassVar[tuple[str, ...]] = ("norm_mean", "norm_variance")
     stays_on_device: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -42,13 +41,13 @@ class ByGradientNorm(Schedule):
         if self.total_steps is not None:
             at_least("total_steps", self.total_steps, 1)
 
-    def pays(self, step: Step) -> bool:
-        (norm,) = step.agreed([step.grad_norm.clone()])
+    def runs_perturbed_passes(self, context: StepContext) -> bool:
+        (norm,) = context.broadcast_from_first([context.grad_norm.clone()])
         squared = norm.item() ** 2
-        mean = self.decay * step.numbers["norm_mean"] + (1 - self.decay) * squared
-        variance = step.numbers["norm_variance"]
+        mean = self.decay * context.scalar_state["norm_mean"] + (1 - self.decay) * squared
+        variance = context.scalar_state["norm_variance"]
         variance = self.decay * variance + (1 - self.decay) * (squared - mean) ** 2
-        step.numbers.update(norm_mean=mean, norm_variance=variance)
-        done = 0.5 if self.total_steps is None else min(step.count / self.total_steps, 1.0)
+        context.scalar_state.update(norm_mean=mean, norm_variance=variance)
+        done = 0.5 if self.total_steps is None else min(context.count / self.total_steps, 1.0)
         threshold = done * self.lambda1 + (1 - done) * self.lambda2
         return squared >= mean + threshold * math.sqrt(variance)

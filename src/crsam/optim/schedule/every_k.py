@@ -1,4 +1,7 @@
-"""Liu et al., "Towards Efficient and Scalable Sharpness-Aware Minimization", 2022: LookSAM."""
+"""All passes in every step, or in every k-th step as in LookSAM.
+
+Liu et al., "Towards Efficient and Scalable Sharpness-Aware Minimization", 2022: LookSAM.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,16 @@ import torch
 
 from crsam import _tensors as tn
 from crsam._tensors import Tensors
-from crsam.optim.objective.base import Objective
-from crsam.optim.objective.weighted import Weighted
-from crsam.optim.part import at_least
-from crsam.optim.schedule.base import Schedule
-from crsam.optim.step import Step
+from crsam.optim.context import StepContext
+from crsam.optim.objective.two_passes import Weighted
+from crsam.optim.part import Objective, Schedule, at_least
+
+
+@dataclass(frozen=True)
+class EveryStep(Schedule):
+    """All passes at every step."""
+
+    needs_center: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
@@ -31,8 +39,8 @@ class EveryK(Schedule):
 
     k: int = 5
     reuse: float = 0.7
-    hyper: ClassVar[tuple[str, ...]] = ("reuse",)
-    memory: ClassVar[tuple[str, ...]] = ("reused",)
+    group_options: ClassVar[tuple[str, ...]] = ("reuse",)
+    tensor_state: ClassVar[tuple[str, ...]] = ("reused",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,23 +65,23 @@ class EveryK(Schedule):
     def reuses(self) -> bool:
         return self.reuse != 0
 
-    def pays(self, step: Step) -> bool:
-        return step.count % self.k == 0
+    def runs_perturbed_passes(self, context: StepContext) -> bool:
+        return context.count % self.k == 0
 
-    def paid(self, step: Step, g_0: Tensors, surrogate: Tensors) -> Tensors:
+    def after_full_step(self, context: StepContext, g_0: Tensors, surrogate: Tensors) -> Tensors:
         if g_0:
             # A surrogate along g0 leaves nothing but rounding errors: no direction to reuse.
-            tiny = 8 * max(torch.finfo(g.dtype).eps for g in g_0) * step.grad_norm
-            inverse = tn.safe_reciprocal(step.grad_norm)
+            tiny = 8 * max(torch.finfo(g.dtype).eps for g in g_0) * context.grad_norm
+            inverse = tn.safe_reciprocal(context.grad_norm)
             along = tn.dot(surrogate, g_0) * inverse * inverse  # the square itself may overflow
             kept = tn.add_(tn.scale_(g_0, -along), surrogate)
-            step.keep("reused", tn.scale_(kept, torch.where(tn.norm(kept) > tiny, 1.0, 0.0)))
+            context.keep("reused", tn.scale_(kept, torch.where(tn.norm(kept) > tiny, 1.0, 0.0)))
         return surrogate
 
-    def unpaid(self, step: Step, g_0: Tensors) -> Tensors:
-        kept = step.recall("reused")
+    def after_cheap_step(self, context: StepContext, g_0: Tensors) -> Tensors:
+        kept = context.recall("reused")
         if kept is None:
             return g_0
-        ratio = step.grad_norm * tn.safe_reciprocal(tn.norm(kept))
-        reused = tn.scale_(tn.scale_(tn.clone(kept), ratio), step.hyper("reuse"))
+        ratio = context.grad_norm * tn.safe_reciprocal(tn.norm(kept))
+        reused = tn.scale_(tn.scale_(tn.clone(kept), ratio), context.option("reuse"))
         return tn.add_(reused, g_0)

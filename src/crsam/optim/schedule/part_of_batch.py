@@ -7,11 +7,10 @@ from typing import ClassVar, Literal
 
 import torch
 
-from crsam.optim.closure import Selection
-from crsam.optim.part import one_of, share
+from crsam.optim.closures import Selection
+from crsam.optim.context import StepContext
+from crsam.optim.part import Schedule, one_of, share
 from crsam.optim.probe import Evaluation, Offset, Probe
-from crsam.optim.schedule.base import Schedule
-from crsam.optim.step import Step
 
 
 @dataclass(frozen=True)
@@ -37,23 +36,23 @@ class PartOfBatch(Schedule):
         share("share", self.share)
         one_of("pick", self.pick, ("sharpest", "random"))
 
-    def part(
-        self, step: Step, center: Evaluation, offset: Offset, probe: Probe
+    def select(
+        self, context: StepContext, center: Evaluation, offset: Offset, probe: Probe
     ) -> Selection | None:
         assert center.losses is not None
         if self.pick == "sharpest":
-            scores = step.ranks.gather(probe.losses(offset) - center.losses)
+            scores = context.ranks.gather(probe.losses(offset) - center.losses)
             score, lengths = torch.cat(scores), [len(s) for s in scores]
         else:
-            own = step.generator(center.losses.device, stream=2)
-            lengths = step.ranks.counts(len(center.losses), own.device)
+            own = context.generator(center.losses.device, stream=2)
+            lengths = context.ranks.counts(len(center.losses), own.device)
             score = torch.rand(sum(lengths), device=own.device, generator=own)
         count = max(1, round(self.share * len(score)))
         chosen = score.topk(count).indices.sort().values
-        weights = center.losses.new_full((count,), step.ranks.size / count)
-        if step.ranks.size == 1:
+        weights = center.losses.new_full((count,), context.ranks.size / count)
+        if context.ranks.size == 1:
             return Selection(chosen, weights)
         # The batch is that of all ranks, one after the other; each looks at its own samples.
-        start = sum(lengths[: step.ranks.rank])
+        start = sum(lengths[: context.ranks.rank])
         chosen = chosen[(chosen >= start) & (chosen < start + len(center.losses))] - start
         return Selection(chosen, weights[: len(chosen)]).padded(1)

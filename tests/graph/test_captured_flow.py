@@ -17,16 +17,16 @@ from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 
 import crsam
-from crsam.optim import captured as module
-from crsam.optim.captured import NUM_EAGER, CannotCapture, Captured, Graph
+from crsam.graph import captured as module
+from crsam.graph.captured import NUM_EAGER, CannotCapture, Captured, Graph
 from crsam.optim.functional import Functional
-from crsam.optim.ways import WAYS, Way
+from crsam.optim.pass_strategies import STRATEGIES, PassStrategy
 
 
 class Recording:
     is_going_on = False
 
-    def __init__(self, owner: Recorded, way: Way) -> None:
+    def __init__(self, owner: Recorded, way: PassStrategy) -> None:
         self.owner, self.way = owner, way
         with owner._as_it_was():
             loss, report = self.take()
@@ -35,8 +35,7 @@ class Recording:
 
     def take(self) -> tuple[Tensor, dict[str, Tensor]]:
         Recording.is_going_on = True
-        with self.owner._knobs.turned():
-            taken = self.owner._take()
+        taken = self.owner._take()
         Recording.is_going_on = False
         return taken
 
@@ -65,13 +64,12 @@ class Recorded(Captured):
 
     def __init__(self, *args: Any, fails: tuple[str, ...] = (), **kwargs: Any) -> None:
         super().__init__(*args, fuse=False, **kwargs)
-        self.fails = [WAYS[name] for name in fails]
-        self.times = dict.fromkeys(WAYS.values(), 1.0)
-        self.replayed: list[Way] = []
+        self.fails = [STRATEGIES[name] for name in fails]
+        self.times = dict.fromkeys(STRATEGIES.values(), 1.0)
+        self.replayed: list[PassStrategy] = []
 
     def _on_the_side(self) -> tuple[Tensor, dict[str, Tensor]]:
-        with self._knobs.turned():
-            taken = self._take()
+        taken = self._take()
         if self.closure.way in self.fails:
             raise RuntimeError("out of memory\nand more")
         return taken
@@ -89,7 +87,7 @@ class Recorded(Captured):
 
 @pytest.fixture(autouse=True)
 def _any_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "why_not", lambda optimizer: None)
+    monkeypatch.setattr(module, "capture_blocker", lambda optimizer: None)
     monkeypatch.setattr(module, "_random_states", lambda: [torch.get_rng_state()])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: Recording.is_going_on)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
@@ -148,23 +146,23 @@ def test_a_replayed_step_reports_the_radius_of_that_step() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"every": 2}, {"every": 3}, {"direction": "random"}])
-@pytest.mark.parametrize("best", WAYS)
+@pytest.mark.parametrize("best", STRATEGIES)
 def test_all_ways_are_tried_once_and_leave_no_trace(best: str, options: dict[str, Any]) -> None:
     model, optimizer, functional = parts(**options)
     captured = Recorded(optimizer, functional)
-    captured.times[WAYS[best]] = 0.5
+    captured.times[STRATEGIES[best]] = 0.5
     found = train(optimizer, functional, captured.step)
     expected_model, expected_optimizer, plain = parts(**options)
     expected = train(expected_optimizer, plain, lambda: expected_optimizer.step(plain))
     assert found == pytest.approx(expected, rel=1e-3)
     for a, b in zip(model.state_dict().values(), expected_model.state_dict().values()):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
-    assert captured.milliseconds == {name: 0.5 if name == best else 1.0 for name in WAYS}
-    assert functional.way == WAYS[best]
+    assert captured.milliseconds == {name: 0.5 if name == best else 1.0 for name in STRATEGIES}
+    assert functional.way == STRATEGIES[best]
     assert captured.is_ready
     assert optimizer.param_groups[0]["crsam_step"] == 12
     if "every" not in options:
-        assert captured.replayed == [WAYS[best]] * (12 - NUM_EAGER)
+        assert captured.replayed == [STRATEGIES[best]] * (12 - NUM_EAGER)
 
 
 def tighter(optimizer: Any) -> None:
@@ -203,8 +201,8 @@ def test_ways_that_fail_are_left_out_and_undone() -> None:
     with_failures = Recorded(*one[1:], fails=fails)
     without = Recorded(*other[1:], parallel=False)
     assert train(*one[1:], with_failures.step) == train(*other[1:], without.step)
-    assert one[2].way == WAYS["in sequence"]
-    assert with_failures.milliseconds == dict.fromkeys(WAYS, math.inf) | {"in sequence": 1.0}
+    assert one[2].way == STRATEGIES["in sequence"]
+    assert with_failures.milliseconds == dict.fromkeys(STRATEGIES, math.inf) | {"in sequence": 1.0}
     assert without.milliseconds == {}
 
 
@@ -212,7 +210,7 @@ def test_after_a_step_that_fails_everything_is_put_back() -> None:
     model, optimizer, functional = parts()
     captured = Recorded(optimizer, functional)
     captured.step()
-    captured.fails = [Way()]
+    captured.fails = [PassStrategy()]
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(CannotCapture, match=r"RuntimeError: out of memory$"):
         captured.step()
@@ -233,4 +231,4 @@ def test_methods_without_pairs_are_not_timed() -> None:
     captured = Recorded(optimizer, functional)
     train(optimizer, functional, captured.step)
     assert captured.milliseconds == {}
-    assert captured.replayed == [Way()] * (12 - NUM_EAGER)
+    assert captured.replayed == [PassStrategy()] * (12 - NUM_EAGER)

@@ -16,11 +16,17 @@ from crsam.lab.models import make_model
 from crsam.optim import functional_probe as probe_module
 from crsam.optim.functional import Functional
 from crsam.optim.functional_probe import FunctionalProbe
+from crsam.optim.pass_strategies import (
+    STRATEGIES,
+    PassStrategy,
+    chosen_out_of,
+    fastest,
+    pass_strategies,
+)
 from crsam.optim.probe import Offset
-from crsam.optim.ways import WAYS, Way, chosen_out_of, fastest, ways
 
 CUDNN: Any = torch.backends.cudnn
-IN_SEQUENCE, AT_ONCE, ANEW = WAYS
+IN_SEQUENCE, AT_ONCE, ANEW = STRATEGIES
 FORBIDDEN = "ieee" if hasattr(CUDNN, "conv") else False
 
 
@@ -51,38 +57,38 @@ def say(precision: str) -> str:
     [("auto", [IN_SEQUENCE, AT_ONCE, ANEW]), (True, [AT_ONCE, ANEW]), (False, [IN_SEQUENCE])],
 )
 def test_ways_to_be_tried(parallel: Any, expected: list[str]) -> None:
-    assert list(ways(parallel, {torch.bfloat16})) == expected
-    assert [way.at_once for way in ways(parallel, {torch.bfloat16}).values()] == [
+    assert list(pass_strategies(parallel, {torch.bfloat16})) == expected
+    assert [way.at_once for way in pass_strategies(parallel, {torch.bfloat16}).values()] == [
         name != IN_SEQUENCE for name in expected
     ]
 
 
 @pytest.mark.parametrize("dtypes", [set(), {torch.float32}, {torch.float32, torch.bfloat16}])
 def test_cudnn_chooses_anew_only_for_convolutions_in_16_bits(dtypes: set[torch.dtype]) -> None:
-    assert list(ways("auto", dtypes)) == [IN_SEQUENCE, AT_ONCE]
+    assert list(pass_strategies("auto", dtypes)) == [IN_SEQUENCE, AT_ONCE]
 
 
 def test_cudnn_does_not_choose_anew_where_it_does_not_choose(monkeypatch: Any) -> None:
-    assert list(ways(True, {torch.float16})) == [AT_ONCE, ANEW]
+    assert list(pass_strategies(True, {torch.float16})) == [AT_ONCE, ANEW]
     monkeypatch.setattr(CUDNN, "benchmark", False)
-    assert list(ways(True, {torch.float16})) == [AT_ONCE]
+    assert list(pass_strategies(True, {torch.float16})) == [AT_ONCE]
 
 
 def test_who_forbids_tf32_is_left_alone() -> None:
     default = say("ieee")
-    assert list(ways(True, {torch.float16})) == [AT_ONCE]
+    assert list(pass_strategies(True, {torch.float16})) == [AT_ONCE]
     say(default)
 
 
 def test_cudnn_chooses_out_of_some_but_not_of_all() -> None:
-    assert WAYS[ANEW].num_choices == 3  # 0 would be all
+    assert STRATEGIES[ANEW].num_choices == 3  # 0 would be all
 
 
 def test_the_fastest_is_kept_and_no_more_than_two_are_there_at_a_time() -> None:
     class Made:
         alive = most = 0
 
-        def __init__(self, way: Way) -> None:
+        def __init__(self, way: PassStrategy) -> None:
             self.way = way
             Made.alive += 1
             Made.most = max(Made.most, Made.alive)
@@ -91,11 +97,11 @@ def test_the_fastest_is_kept_and_no_more_than_two_are_there_at_a_time() -> None:
             Made.alive -= 1
 
     for times in ([3.0, 2.0, 1.0], [3.0, 1.0, 2.0], [1.0, 2.0, 3.0]):
-        by_way = dict(zip(WAYS.values(), times))
+        by_way = dict(zip(STRATEGIES.values(), times))
         Made.most = 0
-        name, made, found = fastest(WAYS, Made, lambda made, by_way=by_way: by_way[made.way])
-        assert made.way == WAYS[name]
-        assert found == dict(zip(WAYS, times))
+        name, made, found = fastest(STRATEGIES, Made, lambda made, by_way=by_way: by_way[made.way])
+        assert made.way == STRATEGIES[name]
+        assert found == dict(zip(STRATEGIES, times))
         assert found[name] == 1.0
         assert Made.most == 2
         del made
@@ -104,22 +110,22 @@ def test_the_fastest_is_kept_and_no_more_than_two_are_there_at_a_time() -> None:
 
 @pytest.mark.parametrize("bad", [AT_ONCE, ANEW])
 def test_a_way_that_fails_takes_for_ever_but_not_the_first(bad: str) -> None:
-    def make(way: Way) -> Way:
-        if way == WAYS[bad]:
+    def make(way: PassStrategy) -> PassStrategy:
+        if way == STRATEGIES[bad]:
             raise RuntimeError("out of memory")
         return way
 
-    name, _, times = fastest(WAYS, make, lambda way: -float(way.at_once))
+    name, _, times = fastest(STRATEGIES, make, lambda way: -float(way.at_once))
     assert name == ({AT_ONCE, ANEW} - {bad}).pop()
     assert times[bad] == math.inf
     assert math.isfinite(times[name])
     with pytest.raises(RuntimeError, match="out of memory"):
-        fastest({bad: WAYS[bad], **WAYS}, make, lambda way: 0.0)
+        fastest({bad: STRATEGIES[bad], **STRATEGIES}, make, lambda way: 0.0)
 
 
 def test_a_single_way_is_not_timed() -> None:
-    name, made, times = fastest(ways(False, []), lambda way: way, pytest.fail)
-    assert (name, made, times) == (IN_SEQUENCE, Way(), {})
+    name, made, times = fastest(pass_strategies(False, []), lambda way: way, pytest.fail)
+    assert (name, made, times) == (IN_SEQUENCE, PassStrategy(), {})
 
 
 @pytest.mark.parametrize("first", ["tf32", "ieee"])
@@ -143,24 +149,25 @@ def test_passes_at_once_are_told_and_others_are_not(monkeypatch: Any) -> None:
     class OnAGPU(FunctionalProbe):
         def _at_once(self, sides: Any) -> Any:
             seen.append(said())
+            return ()
 
     model = nn.Linear(2, 2)
     functional = Functional(model, lambda model, x: model(x).square().mean(), parallel=True)
-    assert functional.way == WAYS[AT_ONCE]
+    assert functional.way == STRATEGIES[AT_ONCE]
     functional.batch = torch.ones(3, 2)
     probe = OnAGPU(functional, list(model.parameters()))
     offset = Offset([torch.ones_like(p) for p in model.parameters()], 0.1)
     probe()
-    probe.both(offset)  # on a CPU, one after the other
+    probe.at([offset, -offset])  # on a CPU, one after the other
     assert not seen
     probe.params = [Fake(is_cuda=True)]  # type: ignore[list-item]
-    probe.both(offset)
-    functional.way = WAYS[ANEW]
-    probe.both(offset)
+    probe.at([offset, -offset])
+    functional.way = STRATEGIES[ANEW]
+    probe.at([offset, -offset])
     assert seen == [said(), (FORBIDDEN, 3)]
-    functional.way = WAYS[IN_SEQUENCE]
+    functional.way = STRATEGIES[IN_SEQUENCE]
     probe.params = list(model.parameters())
-    probe.both(offset)
+    probe.at([offset, -offset])
     assert len(seen) == 2
 
 
@@ -205,7 +212,9 @@ def test_passes_at_once_are_the_passes_in_sequence(monkeypatch: pytest.MonkeyPat
             first = probe()
             offset = Offset(first.grads, torch.tensor(0.01, dtype=torch.float64))
             before = {name: b.clone() for name, b in model.named_buffers()}
-            pairs.append(probe._at_once((offset, -offset)) if at_once else probe.both(offset))
+            pairs.append(
+                probe._at_once((offset, -offset)) if at_once else probe.at([offset, -offset])
+            )
             up, down = pairs[-1]
             assert up.loss > first.loss > down.loss
             assert all(torch.equal(b, before[name]) for name, b in model.named_buffers())

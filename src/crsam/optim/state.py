@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from crsam.optim.part import Part, Registered
+from crsam.optim.context import kept_as
+from crsam.optim.part import Part
 
 PREFIX = "crsam_"
 """Of all that a method adds to parameter groups and states, but for its hyper-parameters."""
@@ -74,8 +75,10 @@ def _of_the_base(state: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def marks(group: Mapping[str, Any], base: Optimizer) -> set[str]:
     """Of a parameter group's keys, those that methods put there: by them a method is known."""
-    kinds = Registered.__subclasses__()
-    hyper = {name for kind in kinds for part in kind.registered.values() for name in part.hyper}
+    kinds = Part.__subclasses__()
+    hyper = {
+        name for kind in kinds for part in kind.registered.values() for name in part.group_options
+    }
     return {key for key in group if key.startswith(PREFIX) or key in hyper - base.defaults.keys()}
 
 
@@ -98,14 +101,25 @@ def completed(
 
     All checkpoints of a method then have the same entries, as distributed ones must.
     """
-    names = {name for part in parts for name in part.memory}
+    names = {name for part in parts for name in part.tensor_state}
     whole = {p: {n: entry[n] for n in entry if n in names} for p, entry in memory.items()}
     for p in params:
         entry = whole.setdefault(p, {})
         for part in parts:
-            for name in part.memory:
+            for name in part.tensor_state:
                 entry[name] = entry[name] if name in entry else part.fresh(p)
     return {p: entry for p, entry in whole.items() if entry}
+
+
+def memory_of(
+    params: Sequence[nn.Parameter], entries: Sequence[Mapping[str, Tensor]]
+) -> dict[nn.Parameter, dict[str, Tensor]]:
+    """Returns copies of loaded tensors by parameter, in the parameters' dtypes and devices."""
+    return {
+        p: {name: kept_as(p, value.detach().clone()) for name, value in entry.items()}
+        for p, entry in zip(params, entries, strict=True)
+        if entry
+    }
 
 
 def only_makes_state(base: Optimizer) -> bool:

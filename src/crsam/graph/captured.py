@@ -5,21 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from crsam import _tensors as tn
 from crsam._tensors import Tensors
-from crsam.optim.checkpoint import by_parameter
+from crsam.graph.capturable import capturable
+from crsam.graph.graph_inputs import GraphInputs, KeptGenerators
 from crsam.optim.functional import Functional
-from crsam.optim.functional_probe import FunctionalProbe
-from crsam.optim.knobs import Dice, Knobs
-from crsam.optim.sharpness import SharpnessAware
-from crsam.optim.ways import Way, fastest, ways
+from crsam.optim.pass_strategies import PassStrategy, fastest, pass_strategies
 
 T = TypeVar("T")
 NUM_EAGER = 3
@@ -32,21 +30,11 @@ class CannotCapture(ValueError):
     """A step cannot be a CUDA graph, for this reason; nothing has been changed."""
 
 
-def why_not(optimizer: Optimizer) -> str | None:
-    """Why a step of this optimizer cannot be captured; None: it can."""
+def capture_blocker(optimizer: Optimizer) -> str | None:
+    """Returns why a step of this optimizer cannot be captured. None: it can."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return "there are several processes"
-    base = optimizer
-    if isinstance(optimizer, SharpnessAware):
-        base = optimizer.base
-        for part in optimizer.parts:
-            if not part.stays_on_device:
-                return f"{type(part).__name__} reads or draws numbers on the host"
-    if any(p.device.type != "cuda" for group in base.param_groups for p in group["params"]):
-        return "the parameters are not on a CUDA device"
-    if not isinstance(base, SGD) and "capturable" not in base.defaults:
-        return f"torch cannot capture {type(base).__name__}"
-    return None
+    return capturable(optimizer).blocker()
 
 
 class Graph(NamedTuple):
@@ -69,7 +57,7 @@ class Captured:
     another ascent, objective, schedule or `max_norm` it starts over.
 
     Args:
-        optimizer: Of torch or ours; `why_not` must be None for it.
+        optimizer: Of torch or ours; `capture_blocker` must be None for it.
         closure: Its ``batch`` must be the same tensors at every step, filled with new values. Its
             model must not draw random numbers, which every pass of a step would draw anew.
         parallel: Whether the two perturbed passes of CR-SAM run at the same time; ``"auto"``: if
@@ -90,7 +78,7 @@ class Captured:
         parallel: bool | Literal["auto"] = "auto",
         fuse: bool = True,
     ) -> None:
-        reason = why_not(optimizer)
+        reason = capture_blocker(optimizer)
         if reason is not None:
             raise CannotCapture(reason)
         self.optimizer, self.closure = optimizer, closure
@@ -105,10 +93,11 @@ class Captured:
         self._shown: Graph | None = None
         """Whose gradients the parameters hold."""
         closure.draws = True  # until the first step has shown that it does not
-        closure.way = Way(parallel is True)
-        self._knobs = Knobs(optimizer)
-        self._dice = Dice()
-        self._made_for = self._fixed()
+        closure.way = PassStrategy(parallel is True)
+        self._step = capturable(optimizer)
+        self._inputs = GraphInputs(self._step.numbers(), self._params()[0].device)
+        self._generators = KeptGenerators()
+        self._made_for = self._step.fixed()
 
     @property
     def is_ready(self) -> bool:
@@ -124,41 +113,31 @@ class Captured:
         """
         if self._reason is not None:
             raise CannotCapture(self._reason)
-        plan: Hashable = None
-        if isinstance(self.optimizer, SharpnessAware):
-            self._start_over_if_changed()
-            step = self.optimizer._new_step()
-            plan = self.optimizer.schedule.pays(step), self.optimizer.objective.plan(step)
+        self._start_over_if_changed()
+        plan, seed_of = self._step.next_step()
         taken = self._num_taken.get(plan, 0)
         self._num_taken[plan] = taken + 1
-        self._knobs.fill()
+        self._inputs.write(self._step.numbers())
         if taken < NUM_EAGER:
             return self._undone(lambda: self._eagerly(plan))
         if plan not in self._graphs:
             self._graphs[plan] = self._undone(lambda: self._fastest(plan))
         captured = self._graphs[plan]
-        if isinstance(self.optimizer, SharpnessAware):
-            self._dice.seed(step)
+        self._generators.seed(seed_of)
         captured.graph.replay()
         if captured is not self._shown:
             self._shown = captured
             for p, grad in zip(self._params(), captured.grads):
                 p.grad = grad
         self.closure.extra = captured.extra
-        if isinstance(self.optimizer, SharpnessAware):
-            self.optimizer._count(captured.report)
+        self._step.commit(captured.report)
         return captured.loss
 
-    def _fixed(self) -> tuple[Any, ...]:
-        """What a graph holds as it was when it was captured."""
-        ours = self.optimizer
-        return (*ours.parts, ours.max_norm) if isinstance(ours, SharpnessAware) else ()
-
     def _start_over_if_changed(self) -> None:
-        now = self._fixed()
+        now = self._step.fixed()
         if any(new is not old and new != old for new, old in zip(now, self._made_for)):
             self._made_for, self._shown = now, None
-            self.closure.way = Way(self.parallel is True)
+            self.closure.way = PassStrategy(self.parallel is True)
             self._graphs.clear()
             self._num_taken.clear()
 
@@ -188,8 +167,7 @@ class Captured:
             self.closure.draws = False
             if not all(map(torch.equal, before, _random_states())):
                 self._reason = "the model draws random numbers"
-        if isinstance(self.optimizer, SharpnessAware):
-            self.optimizer._count(report)
+        self._step.commit(report)
         return loss
 
     def _on_the_side(self) -> tuple[Tensor, dict[str, Tensor]]:
@@ -198,34 +176,21 @@ class Captured:
         main = torch.cuda.current_stream()
         side.wait_stream(main)
         try:
-            with torch.cuda.stream(side), self._knobs.turned():
+            with torch.cuda.stream(side):
                 return self._take()
         finally:
             main.wait_stream(side)
 
     def _take(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """All of a step that happens on the device."""
+        """Does what a step does on the device."""
         with tn.fusing() if self.fuse else nullcontext():
-            if not isinstance(self.optimizer, SharpnessAware):
-                return plain_step(self.optimizer, self.closure), {}
-            try:
-                self.optimizer._generators = self._dice
-                step, loss = self.optimizer._take(self.closure)
-            finally:
-                self.optimizer._generators = None
-        for name, tensors in step.kept.items():
-            memory = [self.optimizer._memory.setdefault(p, {}) for p in step.params]
-            for entry, tensor in zip(memory, tensors, strict=True):
-                entry.setdefault(name, torch.empty_like(tensor))
-            # In place: a graph of another plan reads it there.
-            tn.copy_([entry[name] for entry in memory], tensors)
-        return loss, step.report
+            return self._step.run(self.closure, self._inputs.tensors, self._generators)
 
     def _capture(self) -> Graph:
         graph = torch.cuda.CUDAGraph()
-        for generator in self._dice.generators.values():
+        for generator in self._generators.generators.values():
             graph.register_generator_state(generator)
-        with _as_if_never_begun(), self._knobs.turned(), torch.cuda.graph(graph):
+        with _as_if_never_begun(), torch.cuda.graph(graph):
             loss, report = self._take()
         return Graph(graph, loss, self.closure.extra, report, [p.grad for p in self._params()])
 
@@ -233,12 +198,12 @@ class Captured:
         """The plan captured, in all ways where the choice is ours, and the fastest one kept."""
         if plan not in self._pairs:
             return self._capture()
-        tried = ways(self.parallel, self.closure.convolved_in())
+        tried = pass_strategies(self.parallel, self.closure.convolved_in())
         name, graph, self.milliseconds = fastest(tried, self._captured_in, self._time)
         self.closure.way = tried[name]
         return graph
 
-    def _captured_in(self, way: Way) -> Graph:
+    def _captured_in(self, way: PassStrategy) -> Graph:
         self.closure.way = way
         if way.num_choices is not None:  # cuDNN cannot choose while a graph is captured
             with self._as_it_was():
@@ -271,12 +236,8 @@ class Captured:
 
     def _state(self) -> Tensors:
         """Returns all tensors that a step changes."""
-        ours = self.optimizer._memory if isinstance(self.optimizer, SharpnessAware) else {}
-        entries = [*by_parameter(self.optimizer.state), *ours.values()]
-        kept = [t for entry in entries for t in entry.values() if isinstance(t, Tensor)]
-        kept += [t for t in self.optimizer.state.values() if isinstance(t, Tensor)]
         model = self.closure.model
-        return [*(p.data for p in model.parameters()), *model.buffers(), *kept]
+        return [*(p.data for p in model.parameters()), *model.buffers(), *self._step.tensors()]
 
 
 @contextmanager
@@ -302,14 +263,3 @@ def _first(error: Exception) -> Exception:
 
 def _random_states() -> Tensors:
     return [torch.get_rng_state(), torch.cuda.get_rng_state()]
-
-
-def plain_step(optimizer: Optimizer, closure: Functional) -> Tensor:
-    """A step of a plain optimizer on the gradient of a `Functional`; the loss before it."""
-    params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    probe = FunctionalProbe(closure, params)
-    evaluation = probe()
-    for i, (p, grad) in enumerate(zip(params, evaluation.grads, strict=True)):
-        p.grad = grad if i in probe.seen else None
-    optimizer.step()
-    return evaluation.loss

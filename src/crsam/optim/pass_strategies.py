@@ -18,7 +18,7 @@ import torch
 T = TypeVar("T")
 
 
-class Way(NamedTuple):
+class PassStrategy(NamedTuple):
     """How the passes are run."""
 
     at_once: bool = False
@@ -27,14 +27,16 @@ class Way(NamedTuple):
     """Out of how many of cuDNN's algorithms it chooses for them; None: as for any other pass."""
 
 
-WAYS = {
-    "in sequence": Way(),
-    "at once": Way(True),
-    "at once, convolutions chosen anew": Way(True, 3),
+STRATEGIES = {
+    "in sequence": PassStrategy(),
+    "at once": PassStrategy(True),
+    "at once, convolutions chosen anew": PassStrategy(True, 3),
 }
 
 
-def ways(parallel: bool | Literal["auto"], dtypes: Iterable[torch.dtype]) -> dict[str, Way]:
+def pass_strategies(
+    parallel: bool | Literal["auto"], dtypes: Iterable[torch.dtype]
+) -> dict[str, PassStrategy]:
     """Those to be tried.
 
     Args:
@@ -42,20 +44,20 @@ def ways(parallel: bool | Literal["auto"], dtypes: Iterable[torch.dtype]) -> dic
         dtypes: In which the model's convolutions are computed.
 
     Example:
-        >>> list(ways("auto", []))
+        >>> list(pass_strategies("auto", []))
         ['in sequence', 'at once']
     """
     found, narrow = set(dtypes), {torch.bfloat16, torch.float16}
     can_choose = torch.backends.cudnn.benchmark and tf32_is_allowed() and found and found <= narrow
     return {
         name: way
-        for name, way in WAYS.items()
+        for name, way in STRATEGIES.items()
         if parallel in ("auto", way.at_once) and (can_choose or way.num_choices is None)
     }
 
 
 def fastest(
-    tried: Mapping[str, Way], make: Callable[[Way], T], time: Callable[[T], float]
+    tried: Mapping[str, PassStrategy], make: Callable[[PassStrategy], T], time: Callable[[T], float]
 ) -> tuple[str, T, dict[str, float]]:
     """The name of the fastest, what was made of it, and the time of each.
 

@@ -1,10 +1,11 @@
-"""What users get wrong, said in one line before anything is touched."""
+"""Finds a user's mistakes before anything is changed, and says each in one line."""
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, get_args
 
@@ -13,16 +14,11 @@ from torch.amp import GradScaler
 from torch.optim import LBFGS, Optimizer
 
 from crsam._arguments import arguments
+from crsam.distributed import Scope
 from crsam.errors import UserError, unknown
-from crsam.optim.ascent import Ascent
-from crsam.optim.checkpoint import COUNTER, PREFIX, by_parameter, marks
-from crsam.optim.closure import Divisible, PerSample
-from crsam.optim.functional import Functional
-from crsam.optim.objective import Objective
-from crsam.optim.parallel import Scope
-from crsam.optim.part import Part, at_least, non_negative, one_of
-from crsam.optim.probe import Closure
-from crsam.optim.schedule import Schedule
+from crsam.optim.closures import AnyClosure, PerSample, SplittableClosure
+from crsam.optim.part import Ascent, Objective, Part, Schedule, at_least, non_negative, one_of
+from crsam.optim.state import COUNTER, PREFIX, by_parameter, marks
 
 
 def check_base(base: Any, wrapper: type[Optimizer]) -> None:
@@ -159,7 +155,7 @@ def check_method(
 
 
 def check_kept(kept: Iterable[str], numbers: Iterable[str], parts: tuple[Part, ...]) -> None:
-    for names, kind in ((kept, "memory"), (numbers, "numbers")):
+    for names, kind in ((kept, "tensor_state"), (numbers, "scalar_state")):
         for name in names:
             if not any(name in getattr(part, kind) for part in parts):
                 raise RuntimeError(
@@ -205,7 +201,7 @@ def check_parts(ascent: Ascent, objective: Objective, schedule: Schedule) -> Non
                 f"{kind.__name__.lower()} must be one of {', '.join(sorted(kind.registered))}, "
                 f"got {part!r}"
             )
-    names = [name for part in (ascent, objective, schedule) for name in part.hyper]
+    names = [name for part in (ascent, objective, schedule) for name in part.group_options]
     if len(names) != len(set(names)):
         raise ValueError(f"two parts share the name of a hyper-parameter: {names}")
     reason = schedule.refuses(objective)
@@ -213,7 +209,57 @@ def check_parts(ascent: Ascent, objective: Objective, schedule: Schedule) -> Non
         raise ValueError(reason)
 
 
-def checked_closure(closure: Any, method: str, parts: tuple[Part, ...]) -> Closure | Divisible:
+KINDS = ("ascent", "objective", "schedule")
+
+
+def check_attribute(optimizer: Any, name: str, value: Any) -> None:
+    """Raises ValueError if the constructor would have refused an attribute's new value."""
+    if name in KINDS:
+        old = type(getattr(optimizer, name))
+        if type(value) is not old:
+            raise ValueError(
+                f"the {name} is a {old.__name__}, and stays one: for another method, wrap the "
+                "base optimizer anew"
+            )
+        check_parts(*(value if kind == name else getattr(optimizer, kind) for kind in KINDS))
+    elif name in ("warmup", "seed", "scope", "max_norm", "model"):
+        new = {**vars(optimizer), "model": None, name: value}
+        options = (new[each] for each in ("warmup", "seed", "scope", "max_norm", "model"))
+        check_options(optimizer.base, *options)
+
+
+def instead_of_setting(optimizer: Any, name: str, value: Any) -> str | None:
+    """Returns why setting an attribute would have no effect, and what to do. None: it has one."""
+    keys = optimizer._keys
+    if name in keys:
+        return (
+            f"{name} lives in the parameter groups: "
+            f"for group in opt.param_groups: group[{keys[name]!r}] = {value!r}"
+        )
+    if name in KINDS and type(value) is type(getattr(optimizer, name)):
+        for key in value.group_options:
+            if getattr(value, key) != getattr(getattr(optimizer, name), key):
+                return instead_of_setting(optimizer, key, getattr(value, key))
+    if not is_ours(type(optimizer)) or hasattr(type(optimizer), name):
+        return None
+    kinds = [kind for kind in KINDS if name in _fields(getattr(optimizer, kind))]
+    if not kinds:
+        return None
+    put = "; ".join(f"opt.{k} = dataclasses.replace(opt.{k}, {name}={value!r})" for k in kinds)
+    return f"{name} belongs to the {' and the '.join(kinds)}: {put}"
+
+
+def is_ours(method: type[Optimizer]) -> bool:
+    """Returns whether a class is built by a constructor of this package, and not by a user's."""
+    made_by = next(each for each in method.__mro__ if "__init__" in vars(each))
+    return made_by.__module__.startswith("crsam.")
+
+
+def _fields(part: Part) -> set[str]:
+    return {field.name for field in fields(part)} if is_dataclass(part) else set()
+
+
+def checked_closure(closure: Any, method: str, parts: tuple[Part, ...]) -> AnyClosure:
     """The closure, if `parts` can work with it."""
     if not callable(closure):
         raise TypeError(
@@ -230,11 +276,11 @@ def checked_closure(closure: Any, method: str, parts: tuple[Part, ...]) -> Closu
     return closure
 
 
-def pieces_of(closure: Closure | Divisible, scope: Scope) -> list[tuple[float, Any]]:
+def split_into_micro_batches(closure: AnyClosure, scope: Scope) -> list[tuple[float, Any]]:
     """The closures that climb each on its own, with their weights: one, or the micro-batches."""
     if scope != "micro":
         return [(1.0, closure)]
-    if not isinstance(closure, Divisible):
+    if not isinstance(closure, SplittableClosure):
         raise TypeError(
             "scope='micro' climbs with each micro-batch, which a plain closure cannot tell apart: "
             "use opt.step(crsam.MicroBatches(loss_of, batches))"
@@ -242,7 +288,7 @@ def pieces_of(closure: Closure | Divisible, scope: Scope) -> list[tuple[float, A
     return list(closure.pieces())
 
 
-def usable(scaler: Any, base: Optimizer, closure: Closure | Divisible) -> GradScaler | None:
+def checked_scaler(scaler: Any, base: Optimizer, closure: AnyClosure) -> GradScaler | None:
     """The scaler, if it scales and the step can work with it."""
     if scaler is None:
         return None
@@ -250,7 +296,48 @@ def usable(scaler: Any, base: Optimizer, closure: Closure | Divisible) -> GradSc
         raise UserError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
     if not scaler.is_enabled():
         return None
-    if isinstance(base, LBFGS) or isinstance(closure, Functional):
+    if isinstance(base, LBFGS) or hasattr(closure, "new_probe"):
         what = "an L-BFGS base" if isinstance(base, LBFGS) else "a Functional"
         raise UserError(f"{what} cannot go with a scaler: use bfloat16, which needs none")
     return scaler
+
+
+_CURE = (
+    "model.load_state_dict(..., assign=True) replaces the parameters of a model: build the "
+    "optimizer after it, or load with assign=False"
+)
+
+
+def no_gradient(params: Sequence[Tensor], model: nn.Module | None) -> RuntimeError:
+    """Returns the error for a pass that left no gradient on any parameter of the optimizer."""
+    own = {id(p) for p in params}
+    if model is not None and not any(id(p) in own for p in model.parameters()):
+        return replaced("there is no gradient, and no parameter of this optimizer is in `model`")
+    return RuntimeError(
+        "the closure left no gradient on any parameter of this optimizer: it must compute the "
+        "loss, call loss.backward() and return the loss. If it does, the model's parameters may "
+        f"have been replaced after the optimizer was built. {_CURE}"
+    )
+
+
+def replaced(what: str) -> RuntimeError:
+    """Returns the error for parameters that are in the optimizer, but not in the model."""
+    return RuntimeError(f"{what}. {_CURE}")
+
+
+def warn_of_replaced(params: Sequence[Tensor], model: nn.Module) -> None:
+    """Warns if some parameters have no gradient because the model has others in their place.
+
+    A parameter was certainly replaced if it is not in the model, and the model has another one of
+    its shape that got a gradient and that this optimizer does not train.
+    """
+    own, used = {id(p) for p in params}, list(model.parameters())
+    there = {id(p) for p in used}
+    new = {p.shape for p in used if p.grad is not None and id(p) not in own}
+    gone = [p for p in params if p.grad is None and id(p) not in there and p.shape in new]
+    if gone:
+        warnings.warn(
+            f"{len(gone)} of {len(params)} parameters of this optimizer are not in `model`, and "
+            f"get no gradient. {_CURE}",
+            stacklevel=2,
+        )

@@ -8,7 +8,8 @@ noticed.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,7 +19,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.weak import TensorWeakRef
 
-from crsam.optim.mistakes import ClosureError
+
+class ClosureError(RuntimeError):
+    """The closure does what it must not do. The step takes back what its passes have done."""
+
 
 _followed: WeakKeyDictionary[Optimizer, tuple[TensorWeakRef, int]] = WeakKeyDictionary()
 """The first gradient of our last step of each base, and its version then."""
@@ -83,3 +87,41 @@ def _refuse(base: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 def _first_gradient(base: Optimizer) -> Tensor | None:
     found = (p.grad for group in base.param_groups for p in group["params"])
     return next((grad for grad in found if grad is not None), None)
+
+
+_IS_FREED = "Trying to backward through the graph a second time"
+_HAS_MOVED = "modified by an inplace operation"
+_TENSOR = re.compile(r"Tensor \[([\d, ]*)\]\].* is at version (\d+); expected version (\d+)")
+
+
+def uses_an_old_graph(error: RuntimeError, params: Sequence[Tensor], is_first: bool) -> bool:
+    """Whether a pass failed in a graph that is older than the pass.
+
+    A pass after the first can only fail so if the graph is older. In a first pass the cause may be
+    another mistake of the user, unless torch names one of `params`, which this optimizer has moved.
+    """
+    text = str(error)
+    if not is_first:
+        return _IS_FREED in text or _HAS_MOVED in text
+    found = _TENSOR.search(text)
+    if _HAS_MOVED not in text or found is None:
+        return False
+    shape, now, then = found.groups()
+    if int(now) - int(then) < 2:  # a move writes several times
+        return False
+    sizes = sorted(map(int, re.findall(r"\d+", shape)))  # the tensor may be a transposed weight
+    return any(sorted(p.shape) == sizes and _version(p) == int(now) for p in params)
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def old_graph() -> ClosureError:
+    """The error to raise from torch's own."""
+    return ClosureError(
+        "the closure uses a tensor that needs gradients and was computed before this call of the "
+        "closure. A step calls the closure several times: the first backward() frees the graph of "
+        "that tensor, and the weights move between the calls. Compute the tensor inside the "
+        "closure, or detach() it"
+    )

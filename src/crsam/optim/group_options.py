@@ -1,14 +1,16 @@
-"""How ρ moves through training: a warm-up, and following the learning rate."""
+"""The hyper-parameters of one step: ρ after its warm-up, or after the learning rate."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from crsam.optim.part import non_negative
+from crsam.optim.part import Part, non_negative
+from crsam.optim.state import COUNTER, LR_MAX
 
 
 @dataclass(frozen=True)
@@ -51,5 +53,47 @@ class FollowLearningRate:
 
 
 def warmup_factor(count: int, warmup: int) -> float:
-    """Rises from ``1/warmup`` at the first step to 1 at step `warmup`."""
+    """Returns by what ρ is multiplied: ``1/warmup`` at the first step, 1 from step `warmup` on."""
     return min(1.0, (count + 1) / warmup) if warmup else 1.0
+
+
+def resolve(
+    groups: Sequence[Mapping[str, Any]],
+    keys: Mapping[str, str],
+    parts: Sequence[Part],
+    warmup: int,
+    follow: FollowLearningRate | None,
+) -> dict[str, list[float | Tensor]]:
+    """Returns the value of each hyper-parameter in this step, for each group.
+
+    Args:
+        groups: Parameter groups.
+        keys: The names of the hyper-parameters, with their keys in the groups.
+        parts: The method.
+        warmup: Steps over which ρ rises from 0.
+        follow: Makes ρ follow the learning rate.
+    """
+    return {
+        name: [_value(group, name, key, parts, warmup, follow) for group in groups]
+        for name, key in keys.items()
+    }
+
+
+def _value(
+    group: Mapping[str, Any],
+    name: str,
+    key: str,
+    parts: Sequence[Part],
+    warmup: int,
+    follow: FollowLearningRate | None,
+) -> float | Tensor:
+    value: float | Tensor = group[key]
+    if name == "rho":
+        if follow is not None:
+            lr_max = follow.lr_max or group.get("max_lr") or group[LR_MAX]
+            value = follow(value, group["lr"], lr_max)
+        value = value * warmup_factor(group[COUNTER], warmup)
+    for part in parts:
+        if name in part.group_options and (factor := part.factor(name, group[COUNTER])) != 1:
+            value = value * factor
+    return value

@@ -12,9 +12,19 @@ import torch
 from torch import Tensor
 
 from crsam.errors import UserError
-from crsam.optim.mistakes import check_real
+from crsam.optim.double_step_guard import ClosureError
 
 Scaler = Callable[[Tensor], Tensor]
+
+
+def check_real(loss: Any) -> None:
+    """Raises `ClosureError` for a complex loss, which has no direction of descent."""
+    if isinstance(loss, complex) or (isinstance(loss, Tensor) and loss.is_complex()):
+        kind = loss.dtype if isinstance(loss, Tensor) else "complex"
+        raise ClosureError(
+            f"the loss is a complex number ({kind}). A loss must be real: use loss.real or "
+            "loss.abs()"
+        )
 
 
 class Selection(NamedTuple):
@@ -31,14 +41,14 @@ class Selection(NamedTuple):
         return Selection(indices, torch.cat([self.weights, self.weights.new_zeros(missing)]))
 
 
-class Divisible(ABC):
+class SplittableClosure(ABC):
     """A closure over a batch that can be cut into micro-batches."""
 
     rounding: float = 0.0
     """Relative, of the dtype of the losses that were last backpropagated."""
 
     @abstractmethod
-    def pieces(self) -> list[tuple[float, Divisible]]:
+    def pieces(self) -> list[tuple[float, SplittableClosure]]:
         """The micro-batches, each a closure of its own, with their weights, which sum to 1."""
 
     @abstractmethod
@@ -46,14 +56,14 @@ class Divisible(ABC):
         self,
         part: Selection | None = None,
         scale: Scaler = lambda loss: loss,
-        quiet: Callable[[], AbstractContextManager[object]] = nullcontext,
+        no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> tuple[Tensor, Tensor | None]:
         """Backpropagates the mean loss, one micro-batch after the other.
 
         Args:
             part: The samples to look at; None: all.
             scale: Applied to what is backpropagated.
-            quiet: Entered for all micro-batches but the last: gradients need not travel there.
+            no_sync: Entered for all micro-batches but the last: gradients need not travel there.
 
         Returns:
             The mean loss, and that of each sample, where they are known.
@@ -64,7 +74,12 @@ class Divisible(ABC):
         return self.backward()[0]
 
 
-class PerSample(Divisible):
+Closure = Callable[[], Tensor | float]
+"""A plain closure. It computes the loss, calls ``backward`` and returns the loss."""
+AnyClosure = Closure | SplittableClosure
+
+
+class PerSample(SplittableClosure):
     """A closure over the samples of a batch, for methods that look at some or each of them.
 
     `ESAM` and any method with the `PartOfBatch` schedule take the perturbed gradient on part of
@@ -122,12 +137,12 @@ class PerSample(Divisible):
         self,
         part: Selection | None = None,
         scale: Scaler = lambda loss: loss,
-        quiet: Callable[[], AbstractContextManager[object]] = nullcontext,
+        no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> tuple[Tensor, Tensor | None]:
         found: list[Tensor] = []
         micro_batches = self._micro_batches(part)
         for i, (some, weights) in enumerate(micro_batches, start=1):
-            with quiet() if i < len(micro_batches) else nullcontext():
+            with no_sync() if i < len(micro_batches) else nullcontext():
                 losses = self.losses(some)
                 scale(self._weighed(losses, weights)).backward()  # type: ignore[no-untyped-call]
             wide = torch.promote_types(losses.dtype, torch.float32)
@@ -141,7 +156,7 @@ class PerSample(Divisible):
             return losses.sum() / self.num_samples
         return (losses * weights.to(losses.dtype)).sum()
 
-    def pieces(self) -> list[tuple[float, Divisible]]:
+    def pieces(self) -> list[tuple[float, SplittableClosure]]:
         return [
             (len(range(self.num_samples)[some]) / self.num_samples, _Piece(self, some))
             for some in self._slices()
@@ -172,7 +187,7 @@ class _Piece(PerSample):
         super().__init__(losses, some.stop - some.start)
 
 
-class MicroBatches(Divisible):
+class MicroBatches(SplittableClosure):
     """A closure over the micro-batches of a batch, whose gradients are accumulated.
 
     The perturbation is that of the whole batch, or each micro-batch's own (``scope="micro"``).
@@ -218,12 +233,12 @@ class MicroBatches(Divisible):
         self,
         part: Selection | None = None,
         scale: Scaler = lambda loss: loss,
-        quiet: Callable[[], AbstractContextManager[object]] = nullcontext,
+        no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> tuple[Tensor, Tensor | None]:
         assert part is None, "samples cannot be told apart"
         found: list[Tensor] = []
         for i, (batch, weight) in enumerate(zip(self._batches, self._weights), start=1):
-            with quiet() if i < len(self._batches) else nullcontext():
+            with no_sync() if i < len(self._batches) else nullcontext():
                 loss = self._loss_of(batch)
                 check_real(loss)
                 if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -237,7 +252,7 @@ class MicroBatches(Divisible):
             self.rounding = torch.finfo(loss.dtype).eps
         return torch.stack(found).sum(), None
 
-    def pieces(self) -> list[tuple[float, Divisible]]:
+    def pieces(self) -> list[tuple[float, SplittableClosure]]:
         return [
             (weight, MicroBatches(self._loss_of, [batch]))
             for batch, weight in zip(self._batches, self._weights)
