@@ -6,6 +6,7 @@ back from a copy. `Functional` has a probe that never moves the weights.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple, Protocol
@@ -234,20 +235,22 @@ class ClosureProbe:
     def _collect(self, copy: bool) -> Tensors:
         """Returns the gradients. They are copies where later passes write into the same memory."""
         dense: Tensors = []
-        shared = tn.may_be_sharded()
-        if not shared:  # the common case, and where Python counts
+        shared = tn.may_be_sharded() or self.params[0].device.type != "cpu"
+        if not tn.may_be_sharded():  # the common case, in which Python's time counts
             for p in self.params:
                 grad = p.grad
                 if grad is None or grad.is_sparse:
                     break
+                # Somebody else holds this gradient, or the memory that it is a view of.
+                shared = shared or sys.getrefcount(grad) > _WHEN_ALONE or grad._is_view()
                 dense.append(grad)
         if len(dense) < len(self.params):
             dense = self._dense(is_first=copy and not self.seen)
         elif len(self.seen) < len(dense):
             self.seen.update(range(len(dense)))
         self._unscaled(dense)
-        # DDP and CUDA graphs write the gradients of every pass into the same memory.
-        return tn.clone(dense) if copy and (shared or dense[0].device.type != "cpu") else dense
+        # DDP, CUDA graphs and hooks may write the gradients of every pass into the same memory.
+        return tn.clone(dense) if copy and shared else dense
 
     def _dense(self, is_first: bool) -> Tensors:
         """Returns a gradient of each parameter, also where it is missing or sparse."""
@@ -268,6 +271,17 @@ class ClosureProbe:
                 g = g.to_dense()
             dense.append(tn.laid_out_as(p, g))
         return dense
+
+
+def _count_when_alone() -> int:
+    """Returns the reference count of a gradient that its parameter alone holds."""
+    p = nn.Parameter(torch.zeros(1))
+    p.grad = torch.zeros(1)
+    grad = p.grad
+    return sys.getrefcount(grad)
+
+
+_WHEN_ALONE = _count_when_alone()
 
 
 def as_scalar(loss: Tensor | float | None) -> Tensor:

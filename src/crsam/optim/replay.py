@@ -97,8 +97,8 @@ class Replay:
             return
         after = self._random_states()
         self._set_random_states(self.start)
-        for module, name, *_ in self.after:
-            if name not in self.began.get(id(module), {name}):  # a pass makes what it does not find
+        for module, name, *_ in self.after:  # a pass makes what it does not find
+            if name not in self.began.get(id(module), ()) and module in self.modules:
                 module._buffers.pop(name, None)
         _put_back(self.restarted)
         for p in self.frozen:
@@ -158,7 +158,7 @@ class Replay:
         """Keeps what the first pass has moved, as it left it."""
         kept = {(id(b.module), b.name): id(b.tensor) for b in self.before}
         self.frozen = [p for p in self.frozen if p.has_moved()]
-        for module in self.modules:
+        for module in all_modules(self.model):  # a pass may have made some
             if not (self.others or module._buffers or id(module) in self.began):
                 continue
             names = {
