@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -643,6 +644,9 @@ def test_the_names_in_the_docs_exist() -> None:
                 try:
                     pkgutil.resolve_name(name)
                 except (AttributeError, ImportError):
+                    module = ".".join(name.split(".")[:3])
+                    if name.startswith("crsam.integrations.") and find_spec(module):
+                        continue  # its framework is not installed here
                     pytest.fail(f"{page.name}: there is no {name}")
 
 
