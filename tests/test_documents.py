@@ -694,3 +694,26 @@ def _parameter() -> object:
     import torch
 
     return torch.nn.Parameter(torch.zeros(1))
+
+
+def test_the_times_of_small_nets_are_those_of_their_file() -> None:
+    rows = json.loads((ROOT / "results/small_nets_cpu.json").read_text())["rows"]
+    page = (ROOT / "docs/cost.md").read_text().partition("## Small nets")[2].partition("\n## ")[0]
+    names = {
+        "one pass": "pass",
+        "SGD": "SGD",
+        "pytorch_optimizer 4.1.0, SAM": "pytorch_optimizer SAM",
+        "`SAM`": "SAM",
+        "`CRSAM`, log": "CRSAM",
+    }
+    shown = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines()]
+    table = {cells[0]: cells[1:] for cells in shown if cells and cells[0] in names}
+    assert table.keys() == names.keys()
+    for title, name in names.items():
+        for net, (time, beside) in zip(rows, (table[title][:2], table[title][2:]), strict=True):
+            assert round(rows[net][name]["microseconds"]) == int(time)
+            assert not beside or round(rows[net][name]["beside"]) == int(beside)
+    for net, told in (("20 layers", "0.98"), ("3 layers", "1.21")):
+        ratio = rows[net]["SAM"]["against_pytorch_optimizer"]
+        assert abs(ratio - float(told)) <= 0.0051
+        assert told in page
