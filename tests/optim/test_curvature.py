@@ -358,3 +358,35 @@ def test_a_look_at_every_step_keeps_nothing() -> None:
     assert opt.objective.tensor_state == ()
     with pytest.raises(ValueError, match="every must be a whole number of at least 1, got 0"):
         crsam.CRSAM(SGD(bowl.parameters(), lr=0.1), every=0)
+
+
+@pytest.mark.parametrize("trust", [0.0, 0.1])
+@pytest.mark.parametrize("form", ["log", "linear"])
+def test_where_all_gradients_are_zero_nothing_moves(form: Any, trust: float) -> None:
+    w = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    opt = crsam.CRSAM(SGD([w], lr=0.1), form=form, trust=trust, beta=0.0, warmup=0)
+
+    def closure() -> Tensor:
+        opt.zero_grad()
+        loss = (w * 0.0).sum()
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    assert torch.equal(w.detach(), torch.ones(3, dtype=torch.float64))
+
+
+def test_the_bound_holds_where_the_worst_case_is_flat() -> None:
+    """The gradient is 0 at ``w + e`` and not at ``w``, so the regulariser must be 0 too."""
+    w = torch.nn.Parameter(torch.tensor([-0.05], dtype=torch.float64))
+    opt = crsam.CRSAM(SGD([w], lr=0.1), rho=0.1, form="linear", alpha=0.5, beta=0.1, warmup=0)
+
+    def closure() -> Tensor:
+        opt.zero_grad()
+        loss = w.clamp(max=0).sum()
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    assert opt.report["grad_norm"] == 1
+    assert w.item() == -0.05

@@ -27,7 +27,7 @@ NUM_TIMED = 10
 
 
 class CannotCapture(ValueError):
-    """A step cannot be a CUDA graph, for this reason; nothing has been changed."""
+    """A step cannot be a CUDA graph, for this reason. Weights and state are as before the step."""
 
 
 def capture_blocker(optimizer: Optimizer) -> str | None:
@@ -49,26 +49,28 @@ class Graph(NamedTuple):
 
 
 class Captured:
-    """``optimizer.step(closure)``, captured in a CUDA graph for each plan of the schedule.
+    """``optimizer.step(closure)`` as CUDA graphs, one for each kind of step.
 
-    A plan is a kind of step: LookSAM has two, with and without the perturbed passes. The first few
-    steps of each are taken eagerly, and count like any other. Learning rate, ρ, α and all other
-    hyper-parameters of the method are tensors inside the graph, filled anew when they change. With
-    another ascent, objective, schedule or `max_norm` it starts over.
+    LookSAM has two kinds of step, with and without the perturbed passes. So has CR-SAM with
+    ``every=k``. The first few steps of each kind are taken eagerly, and count like any other.
+    Learning rates and the hyper-parameters of the method are tensors inside the graph. They are
+    written anew when they change. With another ascent, objective, schedule or `max_norm` the
+    capture starts over. The base optimizer's other values, and which parameters are trained, stay
+    as they were captured.
 
     Args:
-        optimizer: Of torch or ours; `capture_blocker` must be None for it.
+        optimizer: An optimizer of torch or of ours. `capture_blocker` must return None for it.
         closure: Its ``batch`` must be the same tensors at every step, filled with new values. Its
-            model must not draw random numbers, which every pass of a step would draw anew.
-        parallel: Whether the two perturbed passes of CR-SAM run at the same time; ``"auto"``: if
-            that is faster, which is measured once. So is which of cuDNN's algorithms serve best
-            there, if it chooses among them (``torch.backends.cudnn.benchmark``).
-        fuse: Compile the method's own algebra into few kernels. That takes seconds, more of
-            hundreds of parameters that all differ in shape.
+            model must not draw random numbers, because every pass of a step would draw new ones.
+        parallel: Whether the two perturbed passes of CR-SAM run at the same time. ``"auto"``
+            measures once which is faster, and which of cuDNN's algorithms to use beside another
+            pass (if ``torch.backends.cudnn.benchmark`` is set).
+        fuse: Compile the method's own algebra into few kernels. That takes seconds, and longer with
+            hundreds of parameters of different shapes.
 
     Raises:
-        CannotCapture: If the optimizer's step cannot be captured. What cannot be known before,
-            `step` raises.
+        CannotCapture: If the optimizer's step cannot be captured. `step` raises it too, for reasons
+            that show only in a step.
     """
 
     def __init__(
@@ -142,7 +144,7 @@ class Captured:
             self._num_taken.clear()
 
     def _undone(self, work: Callable[[], T]) -> T:
-        """The work's result; should it fail, everything is put back."""
+        """Runs the work. If it fails, puts all tensors of the step back."""
         state = self._state()
         saved = tn.clone(state)
         try:
@@ -154,7 +156,7 @@ class Captured:
             raise CannotCapture(f"{type(error).__name__}: {first_line}") from error
 
     def _eagerly(self, plan: Hashable) -> Tensor:
-        """A step like any other, which also shows what its plan is like."""
+        """Takes a step without a graph. It shows what a graph of its kind needs."""
         for group in self.optimizer.param_groups:
             # A fused step takes its learning rate from the device.
             group.update({key: True for key in ("fused", "capturable") if key in group})
@@ -171,7 +173,7 @@ class Captured:
         return loss
 
     def _on_the_side(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """On a side stream, where lazily made things are made as a capture needs them."""
+        """Takes a step on a side stream, so that what torch makes lazily is fit for a capture."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         main = torch.cuda.current_stream()
         side.wait_stream(main)
@@ -195,7 +197,7 @@ class Captured:
         return Graph(graph, loss, self.closure.extra, report, [p.grad for p in self._params()])
 
     def _fastest(self, plan: Hashable) -> Graph:
-        """The plan captured, in all ways where the choice is ours, and the fastest one kept."""
+        """Captures the plan in each way to run its passes, and keeps the fastest graph."""
         if plan not in self._pairs:
             return self._capture()
         tried = pass_strategies(self.parallel, self.closure.convolved_in())
@@ -223,7 +225,7 @@ class Captured:
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
-        """Afterwards everything is."""
+        """Puts all tensors of the step back afterwards."""
         state = self._state()
         saved = tn.clone(state)
         try:

@@ -46,6 +46,7 @@ class GraphInputs:
         for name, value in numbers.items():
             if isinstance(value, Tensor):
                 self.tensors[name].copy_(value)
+                self._written.pop(name, None)
             elif self._written.get(name) != value:
                 self.tensors[name].fill_(value)
                 self._written[name] = value

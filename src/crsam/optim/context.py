@@ -31,7 +31,7 @@ class StepContext:
     params: list[nn.Parameter]
     """The trained parameters, in the order of the groups."""
     options: Mapping[str, Sequence[float | Tensor]]
-    """The value of each hyper-parameter in this step, for each group that has a parameter."""
+    """The value of each hyper-parameter in this step, for each group with a trained parameter."""
     group_of: Sequence[int]
     """For each parameter, the position of its group in the lists of `options`."""
     tensor_state: Mapping[nn.Parameter, Mapping[str, Tensor]]
@@ -54,6 +54,7 @@ class StepContext:
     grad_norm: Tensor = torch.zeros(())  # noqa: RUF009  (never written to)
     """The norm of the first pass's gradient."""
     runs_perturbed_passes: bool = True
+    """Whether this step takes its perturbed passes; see `decide`."""
     is_skipped: bool = False
     """Whether a scaled gradient overflowed."""
     report: dict[str, Tensor] = field(default_factory=dict)

@@ -70,7 +70,7 @@ def resolve(
         groups: Parameter groups.
         keys: The names of the hyper-parameters, with their keys in the groups.
         parts: The method.
-        warmup: Steps over which ρ rises from 0.
+        warmup: Number of steps over which ρ rises to its value.
         follow: Makes ρ follow the learning rate.
     """
     return {

@@ -77,8 +77,9 @@ class SharpnessAware(Optimizer):
     """What the last step saw, as 0-d tensors.
 
     Every step reports ``loss`` and ``grad_norm``. A step with perturbed passes also reports
-    ``loss_plus``, ``sharpness`` (``L(w+e) − L(w)``) and ``rho``. CR-SAM adds ``loss_minus`` and
-    ``curvature``.
+    ``loss_plus``, ``sharpness`` (``L(w+e) − L(w)``, not of R-SAM) and ``rho``. CR-SAM adds
+    ``loss_minus``, ``curvature``, what its guard dropped and how its bound scaled. ``max_norm``
+    adds ``clip_scale``, and a scaler adds ``overflow``.
 
     ``rho`` is the ρ that the step used: the value in the parameter group after the warm-up and, for
     GSAM and R-SAM, after the learning rate. If groups have different ρ, it is that of the first
@@ -299,7 +300,7 @@ class SharpnessAware(Optimizer):
             self._overflow_dummy = self._overflow_dummy or new_overflow_dummy(trained[0].device)
             unscaling = Unscaling(scaler, trained, self._overflow_dummy)
         watch = None if self.model is not None or self._watch.is_done else self._watch
-        # A Functional's one mistake, a complex loss, shows in the first step.
+        # A complex loss of a Functional shows in the first step: only that must be able to undo.
         passes = Passes(self.model, unscaling, undoes=not self.report, watch=watch)
         pieces = validate.split_into_micro_batches(closure, self.scope)
         try:

@@ -73,7 +73,7 @@ class Ascent(Part):
         """Returns where the step takes its first pass. None is at ``w``.
 
         It is called only if neither objective nor schedule needs the pass at ``w``. The result is
-        then ``context.start``, and `center` in `offset` is what the probe saw there.
+        then ``context.start``, and `offset` gets what the probe saw there as its `center`.
         """
         return None
 
@@ -127,7 +127,7 @@ class Schedule(Part):
     def runs_perturbed_passes(self, context: StepContext) -> bool:
         """Returns whether this step takes the perturbed passes.
 
-        It is called after the first pass. For a captured step it is called before, so a schedule
+        It is called after the first pass. A captured step calls it before that too, so a schedule
         that stays on the device decides by ``context.count`` alone.
         """
         return True

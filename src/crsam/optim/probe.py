@@ -48,6 +48,7 @@ class Offset(NamedTuple):
     norm: Tensor | None = None
     """The norm of the direction, where it is known already."""
     known_length: Tensor | None = None
+    """Its length, where it is known already."""
 
     def __neg__(self) -> Offset:
         if isinstance(self.scale, list):
@@ -101,7 +102,7 @@ class ClosureProbe:
 
     Args:
         closure: Computes the loss, calls ``backward`` and returns the loss.
-        params: The parameters to move and whose gradients to collect.
+        params: The parameters that are moved. Their gradients are collected.
         replay: Gives every pass the random numbers and buffers of the first.
         parallel: How the model is spread over processes; None: it is not.
         unscaling: Undoes the scale of gradients that were scaled for fp16.
@@ -177,7 +178,7 @@ class ClosureProbe:
         own = range(sum(owned[: ranks.rank]), sum(owned[: ranks.rank + 1]))
         wanted = range(min(num_samples, sum(owned)))
         num_mine = len([i for i in wanted if i in own])
-        # Of no sample there is no forward, and the others wait for this one's.
+        # A process without samples runs one anyway, because the others wait for its forward pass.
         asked = torch.arange(num_mine or 1, device=self.params[0].device)
         total: Tensors = [torch.zeros_like(p) for p in self.params]
         with self.replay.one_pass(), torch.enable_grad(), self.parallel.no_sync():
@@ -201,7 +202,7 @@ class ClosureProbe:
         return ranks.sum_(total)
 
     def _add_square(self, total: Tensors, loss: Tensor, more: bool) -> None:
-        """Of a gradient that only ``backward`` brings back to where its parts are kept."""
+        """Adds a squared gradient. Only ``backward`` reduces those of sharded parameters."""
         for p in self.params:
             p.grad = None
         self._scaled(loss).backward(retain_graph=more)  # type: ignore[no-untyped-call]

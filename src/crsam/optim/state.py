@@ -1,4 +1,10 @@
-"""Checkpoints in torch's usual form: the method's tensors lie beside the base optimizer's."""
+"""Checkpoints in torch's usual form: the method's state lies beside the base optimizer's.
+
+A checkpoint holds the state of the base optimizer. The entry of each parameter also holds what the
+parts keep of it (``crsam_NAME``). Each group also holds the hyper-parameters (``rho``, ``alpha``,
+…), the number of steps (``crsam_step``), the highest learning rate (``crsam_lr_max``) and the plain
+numbers of the parts. The seed, the warm-up and options such as ``trust`` are not in it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +21,7 @@ if TYPE_CHECKING:
     from crsam.optim.optimizer import SharpnessAware
 
 PREFIX = "crsam_"
-"""Of all that a method adds to parameter groups and states, but for its hyper-parameters."""
+"""The prefix of what a method adds to groups and states, except for its hyper-parameters."""
 COUNTER = PREFIX + "step"
 """In each group: how many steps were taken."""
 LR_MAX = PREFIX + "lr_max"
@@ -100,7 +106,7 @@ def forget(base: Optimizer) -> None:
 def completed(
     memory: Memory, params: Sequence[nn.Parameter], parts: Sequence[Part]
 ) -> dict[nn.Parameter, dict[str, Tensor]]:
-    """What the parts remember, or would begin with.
+    """Returns what the parts remember, or start from.
 
     All checkpoints of a method then have the same entries, as distributed ones must.
     """

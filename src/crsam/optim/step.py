@@ -70,8 +70,8 @@ def evaluate(
     """Returns the context after all passes of a step, the loss, and the surrogate gradient.
 
     Args:
-        pieces: Closures with their weights. Each has a perturbation of its own. It is one, except
-            for ``scope="micro"``.
+        pieces: Closures with their weights. Each has a perturbation of its own. There is one,
+            except with ``scope="micro"``.
         new_context: Makes the context of a piece, given that of the first piece.
         parts: The method.
         passes: Makes the probes, and keeps what they see.

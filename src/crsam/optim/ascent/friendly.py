@@ -20,7 +20,7 @@ class Friendly(Ascent):
     Args:
         rho: Length of the offset.
         sigma: How much of the mean gradient is taken out.
-        decay: Of the mean.
+        decay: Decay of the mean.
     """
 
     rho: float = 0.05

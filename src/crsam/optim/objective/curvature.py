@@ -36,9 +36,9 @@ class Curvature(Objective):
 
     Two passes beside the first; three with ``direction="random"``. With ``every=k`` the passes that
     only $\nabla R_c$ needs are taken at every $k$-th step, and in between the last $\nabla R_c$ is
-    used again, in proportion to $\lVert g_+\rVert$: $2 + 1/k$ passes a step. Under data parallelism
-    $d_1$ and $d_2$ are averaged over all ranks where gradients are weighed by them (in the log
-    form, and for the orientation of a random direction), since the gradients are.
+    used again, in proportion to $\lVert g_+\rVert$: $2 + 1/k$ passes a step, or $2 + 2/k$ along a
+    random direction. In the log form, and to orient a random direction, $d_1$ and $d_2$ are
+    averaged over all ranks, as the gradients are.
 
     Args:
         alpha: Weight of the curvature term.
@@ -193,7 +193,10 @@ def _per_square(difference: Tensor, length: Tensor) -> Tensor:
 
 @tn.fused
 def _guarded(d_1: Tensor, d_2: Tensor, loss: Tensor, floor: float) -> Tensor:
-    """Returns ``−2/d_2`` and ``−1/d_1``, 0 where they are not safely positive; and where so."""
+    """Returns ``−2/d_2`` and ``−1/d_1``, or 0 for a difference that is not safely positive.
+
+    Then come two flags: 1 where the difference was not.
+    """
     d = torch.stack([d_2, d_1])
     is_small = ~(d > floor * loss.abs())
     two, one = torch.where(is_small, torch.zeros_like(d), -1.0 / d).unbind()
@@ -202,11 +205,17 @@ def _guarded(d_1: Tensor, d_2: Tensor, loss: Tensor, floor: float) -> Tensor:
 
 @tn.fused
 def _bounded(ours: Tensor, theirs: Tensor, trust: float) -> tuple[Tensor, Tensor]:
-    """By what to scale a term beside a gradient, given the norms of the tensors of both; and the
-    ratio of the norms of the whole."""
+    """Returns the factor that keeps a norm at or below `trust` times another, and their ratio.
+
+    Args:
+        ours: The norms of the tensors that are scaled.
+        theirs: The norms of the tensors that they are compared with.
+        trust: The bound.
+    """
     length = torch.linalg.vector_norm(theirs)
     ratio = torch.linalg.vector_norm(ours) * tn.safe_reciprocal(length)
-    return torch.clamp(trust / ratio, max=1.0), ratio
+    scale = torch.nan_to_num(trust / ratio, nan=1.0).clamp(max=1.0)  # 0/0: nothing to scale
+    return scale * (length > 0), ratio
 
 
 @tn.fused

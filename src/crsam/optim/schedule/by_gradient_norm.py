@@ -14,14 +14,14 @@ from crsam.optim.part import Schedule, at_least, share
 class ByGradientNorm(Schedule):
     r"""All passes where the gradient is large for its recent past, else a plain step.
 
-    Where $\lVert g_0\rVert^2 \ge \mu + c_t\,\sigma$, with $\mu, \sigma^2$ the exponential mean and
-    variance of $\lVert g_0\rVert^2$ (this step's included), and $c_t$ going from `lambda2` to
-    `lambda1` over training. The one schedule that must read a number off the device at every step.
+    All passes are taken if $\lVert g_0\rVert^2 \ge \mu + c_t\,\sigma$. $\mu$ and $\sigma^2$ are
+    the exponential mean and variance of $\lVert g_0\rVert^2$, this step's included. $c_t$ goes from
+    `lambda2` to `lambda1` over training. This schedule reads a number off the device in every step.
 
     Args:
         lambda1: $c_t$ at the end of training.
         lambda2: $c_t$ at its start.
-        decay: Of mean and variance.
+        decay: Decay of mean and variance.
         total_steps: Length of training; None holds $c_t$ halfway.
     """
 

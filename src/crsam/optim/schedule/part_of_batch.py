@@ -21,7 +21,7 @@ class PartOfBatch(Schedule):
     size.
 
     Args:
-        share: Of the samples.
+        share: Share of the samples.
         pick: ``"sharpest"``: those with the largest $\ell_i(w+e) - \ell_i(w)$, which costs a
             forward of the batch. ``"random"``: drawn anew at every step, at no cost.
     """
