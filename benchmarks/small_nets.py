@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import crsam
+from crsam.lab.experiment.environment import environment
 
 NETS = {"3 layers": 3, "20 layers": 20}
 BATCH, WIDTH, STEPS = 32, 32, 60
@@ -122,9 +122,10 @@ def main() -> None:
             print(f"{name:24}" + "".join(f"{each!s:>20}" for each in rows[name].values()))
         table[title] = rows
     if options.json is not None:
-        about = {"torch": torch.__version__, "crsam": crsam.__version__, "rounds": options.rounds}
-        about |= {"machine": platform.processor() or platform.machine(), "threads": 1}
-        options.json.write_text(json.dumps({"about": about, "rows": table}, indent=1) + "\n")
+        command = f"python benchmarks/small_nets.py --rounds {options.rounds} --json {options.json}"
+        about = {"command": command, "threads": 1, "seed": 0, "rounds": options.rounds}
+        found = {**about, **environment("cpu", "pytorch_optimizer"), "rows": table}
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
